@@ -89,7 +89,12 @@ std::string neurons_of(const io::ModelConfig& config) {
 }
 
 // Why logits of the two paths may be further apart than rounding is; empty where they may not.
-std::string_view jumps_of(const io::ModelConfig& config) {
+std::string_view jumps_of(const lm::Model& model) {
+  const io::ModelConfig& config = model.config();
+  if (model.has_ggml_weights()) {
+    return "where an input of a product is as close to the next integer as rounding, it may become "
+           "that";
+  }
   if (config.block.experts.count > 0) {
     return "where scores are as close as rounding, another expert may be chosen";
   }
@@ -122,8 +127,12 @@ Contenders open_all(const BenchModelCommand& o, Load& load) {
   lm::keep_freed_memory();
   out.plain = o.open(lm::FfnPath::dense);
   out.sides.sparse = out.sparse.get();
-  out.sides.dense.push_back({"dense, plain weights", out.plain.get()});
   const io::ModelConfig& config = out.plain->config();
+  if (out.plain->has_ggml_weights()) {  // which PyTorch does not multiply
+    out.sides.dense.push_back({"dense, in the same blocks", out.plain.get()});
+    return out;
+  }
+  out.sides.dense.push_back({"dense, plain weights", out.plain.get()});
   if (o.device.is_cpu()) {
     try {
       out.prepacked = o.open(lm::FfnPath::dense, true);
@@ -176,8 +185,8 @@ void run(BenchModelCommand& o) {
   const io::LastWords last_words([&o] { o.tell_so_far(); });
   o.compare.prefill = o.only != "decode";
   o.compare.decode = o.only != "prefill";
-  const io::ModelConfig config = io::load_config(o.directory());
-  require_zeros(o.directory(), config);
+  const io::ModelConfig config = o.config();
+  require_zeros(o.model, config);
   if (o.by_layer && config.block.experts.count > 0) {
     io::fail_argument("--by-layer", "is for models whose layers have no experts");
   }
@@ -245,7 +254,7 @@ void run(BenchModelCommand& o) {
 
   const auto prompt = std::span(tokens).first(static_cast<std::size_t>(o.compare.prompt_tokens));
   const LogitErrors errors = logit_errors(o, *all.plain, sparse, prompt, o.reference);
-  const std::string_view jumps = jumps_of(sparse.config());
+  const std::string_view jumps = jumps_of(sparse);
   std::optional<double> bound;
   if (jumps.empty()) bound = lm::logits_error_bound(sparse.layers(), sparse.dtype());
   o.say_lines("Mean non-zeros {:.1f} of {}; logits differ by {:.1e} of the largest{}", nnz_mean,

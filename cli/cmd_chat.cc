@@ -84,7 +84,7 @@ class Chat {
  public:
   explicit Chat(ChatCommand& o)
       : o_(o),
-        directory_(o.directory()),
+        directory_(o.files()),
         tokenizer_(o.tokenizer()),
         options_(o.sampling.of(directory_, 1024)) {
     if (const auto why = why_no_text(o_.system); !why.empty()) {

@@ -135,6 +135,14 @@ void explain_layers(const ExplainCommand& o, const std::vector<std::string>& lay
   }
 }
 
+std::vector<std::string> descriptions_of(lm::Model& model) {
+  std::vector<std::string> layers;
+  for (std::int64_t l = 0; l < model.layers(); ++l) {
+    layers.push_back(model.feed_forward(l).describe(1));
+  }
+  return layers;
+}
+
 void run(ExplainCommand& o) {
   if (o.dtype == "f16") io::fail_unsupported("--dtype f16", "is for GPUs; use bf16 or f32");
   std::unique_ptr<lm::Model> model;
@@ -149,6 +157,12 @@ void run(ExplainCommand& o) {
   const Context context({.threads = o.threads, .tier = std::nullopt});
   o.say_lines("{}, {} instructions, {}; twell info says more", processor_name(),
               name_of(context.tier()), counted(context.threads(), "thread"));
+  if (model != nullptr && model->has_ggml_weights()) {  // multiplied without plans and costs
+    const std::vector<std::string> layers = descriptions_of(*model);
+    explain_layers(o, layers);
+    o.write({{"layers", layers}});
+    return;
+  }
 
   const FfnShape size = {o.width, o.neurons, o.gated, dtype};
   const auto [nnz, source] = expected_nnz(o, model.get());
@@ -213,9 +227,7 @@ void run(ExplainCommand& o) {
     scales.push_back({{"tokens", scale.tokens}, {"dense", scale.dense}, {"sparse", scale.sparse}});
   }
   std::vector<std::string> layers;
-  for (std::int64_t l = 0; model != nullptr && l < model->layers(); ++l) {
-    layers.push_back(model->feed_forward(l).describe(1));
-  }
+  if (model != nullptr) layers = descriptions_of(*model);
   if (!layers.empty()) explain_layers(o, layers);
   nlohmann::json tiers = nlohmann::json::array();
   for (const CpuTier tier : available_cpu_tiers()) tiers.push_back(name_of(tier));
@@ -234,7 +246,7 @@ void add_explain(CLI::App& app) {
       app, "explain", "Show how a layer or a model would run on this machine, and why",
       "twell explain --width 2048 --neurons 5632 --tokens 1,64,2048 --nnz 29", run);
   CLI::Option* model =
-      c.add_option("--model", o->model, "Explain the layers of this model")->type_name("DIR");
+      c.add_option("--model", o->model, "Explain the layers of this model")->type_name("MODEL");
   add_unused_option(c, o->allow_unused);
   c.add_option("--width", o->width, "Width D of a token")->check(kPositive)->excludes(model);
   c.add_option("--neurons", o->neurons, "Neurons H of the layer")

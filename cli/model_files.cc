@@ -1,6 +1,8 @@
 #include "cli/model_files.h"
 
+#include <fmt/format.h>
 #include <torch/types.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -11,8 +13,7 @@
 #include "decoder/weights.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
-#include "files/run_directory.h"
-#include "gguf/gguf_file.h"
+#include "gguf/stored_model.h"
 #include "measure/model_compare.h"
 #include "measure/reference.h"
 #include "tokenizer/unicode.h"
@@ -23,7 +24,8 @@ namespace fs = std::filesystem;
 std::string ModelOptions::directory() const {
   if (!fs::exists(model)) {
     io::fail_file("--model " + model,
-                  "does not exist; expected a directory with config.json and model.safetensors");
+                  "does not exist; expected a directory with config.json and model.safetensors, or "
+                  "a GGUF file");
   }
   if (io::is_gguf(model)) {
     io::fail_file("--model " + model,
@@ -32,9 +34,25 @@ std::string ModelOptions::directory() const {
   const fs::path found = io::resolve_model_directory(model);
   if (!fs::exists(found / "config.json")) {
     io::fail_file("--model " + model,
-                  "has no config.json; expected a Hugging Face model directory");
+                  "has no config.json; expected a Hugging Face model directory, or a GGUF file");
   }
   return found.string();
+}
+
+fs::path ModelOptions::files() const {
+  if (!fs::exists(model) || !io::is_gguf(model)) return directory();
+  if (!files_of_gguf_) {
+    const io::StoredModel stored(model, allow_unused);
+    files_of_gguf_ = std::make_shared<io::AtomicDirectory>(fs::temp_directory_path() /
+                                                           fmt::format("twell-{}", ::getpid()));
+    io::write_side_files(stored.file(), stored.config(), files_of_gguf_->temporary());
+  }
+  return files_of_gguf_->temporary();
+}
+
+io::ModelConfig ModelOptions::config() const {
+  if (!fs::exists(model) || !io::is_gguf(model)) return io::load_config(directory());
+  return io::StoredModel(model, allow_unused).config();
 }
 
 std::optional<at::ScalarType> parse_dtype(const std::string& name) {
@@ -61,10 +79,9 @@ std::unique_ptr<lm::Model> ModelOptions::open(lm::FfnPath path, bool prepack) co
   load.round_inputs = activations == "int8";
   load.allow_unused = allow_unused;
   load.layers = layers;
-  return lm::load_model(directory(), load);
+  const bool whole_file = fs::exists(model) && io::is_gguf(model);
+  return lm::load_model(whole_file ? model : directory(), load);
 }
-
-io::Tokenizer ModelOptions::tokenizer() const { return io::Tokenizer::load(directory()); }
 
 void require_zeros(const std::string& directory, const io::ModelConfig& config) {
   if (io::yields_zeros(config.hidden_act)) return;
@@ -88,17 +105,18 @@ LogitErrors logit_errors(ModelOptions options, lm::Model& dense, lm::Model& spar
 }
 
 CLI::Option* add_model_option(CLI::App& command, ModelOptions& options) {
-  CLI::Option* model =
-      command.add_option("--model", options.model, "Model directory (Hugging Face layout)")
-          ->required()
-          ->type_name("DIR");
+  CLI::Option* model = command
+                           .add_option("--model", options.model,
+                                       "Model directory (Hugging Face layout) or GGUF file")
+                           ->required()
+                           ->type_name("MODEL");
   add_unused_option(command, options.allow_unused);
   return model;
 }
 
 void add_unused_option(CLI::App& command, bool& allow) {
   command.add_flag("--allow-unused", allow,
-                   "Ignore tensors that config.json does not use, instead of an error");
+                   "Ignore tensors that the model does not use, instead of an error");
 }
 
 void add_path_option(CLI::App& command, ModelOptions& options) {

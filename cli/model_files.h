@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -9,9 +10,11 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/config.h"
 #include "checkpoint/side_files.h"
 #include "cli/command.h"
 #include "decoder/model.h"
+#include "files/run_directory.h"
 #include "tokenizer/tokenizer.h"
 #include "twell/status.h"
 
@@ -30,7 +33,7 @@ auto named(const std::string& model, Use use) {
 
 // --model, --path and --dtype, for commands that run a model.
 struct ModelOptions : CommonOptions {
-  std::string model;          // a model directory, or a run directory of `twell train`
+  std::string model;          // a model directory, a run directory of `twell train`, or GGUF file
   std::string path = "auto";  // dense, sparse or auto
   std::string dtype = "auto";
   bool round_scales = false;
@@ -38,10 +41,17 @@ struct ModelOptions : CommonOptions {
   bool allow_unused = false;
   std::int64_t layers = 0;  // the first so many; 0: all
 
-  std::string directory() const;  // of the model itself; throws where there is none
+  std::string directory() const;  // of the model itself; throws where it is none
+  // A directory with its config.json, generation_config.json and tokenizer. Those of a GGUF file
+  // are written into one that goes with the last copy of this object.
+  std::filesystem::path files() const;
+  io::ModelConfig config() const;
   std::unique_ptr<lm::Model> open(lm::FfnPath path, bool prepack = false) const;
   std::unique_ptr<lm::Model> open() const { return open(lm::parse_ffn_path(path)); }
-  io::Tokenizer tokenizer() const;
+  io::Tokenizer tokenizer() const { return io::Tokenizer::load(files()); }
+
+ private:
+  mutable std::shared_ptr<io::AtomicDirectory> files_of_gguf_ = {};
 };
 
 // Throws where the model's activation yields no zeros, so that a benchmark has nothing to compare.

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <iterator>
 #include <utility>
 
 #include "ggml/ledger.h"
@@ -13,11 +12,7 @@
 namespace twell::ggml {
 namespace {
 
-// The share of a down's inputs above which few rows are multiplied faster in GgmlOrder::outputs, in
-// the order of GgmlFormat. Measured on two Zen 4 cores, D = 2560, H = 18432. More rows are as fast
-// in either order.
-constexpr double kLimits[] = {0.6, 0.5, 0.6, 0.6, 0.5, 0.55};
-static_assert(std::size(kLimits) == kGgmlFormats);
+// More are as fast in either order.
 constexpr std::int64_t kFewTokens = 3;
 
 // Tokens that count as recent. A model is warmed up with a few tokens that fire like no others.
@@ -106,7 +101,7 @@ Weight::Form Weight::form_for(std::int64_t tokens, double share) {
   counts_.fired += share * static_cast<double>(tokens);
   const double part = std::min(1.0, static_cast<double>(tokens) / static_cast<double>(kRecent));
   recent_ += counts_.calls == 1 ? share : (share - recent_) * part;
-  const bool dense = recent_ > kLimits[static_cast<std::size_t>(*format_of(tensor_.type))];
+  const bool dense = recent_ > sparse_limit(*format_of(tensor_.type));
   if (order_ == GgmlOrder::inputs && dense && tokens <= kFewTokens && counts_.tokens >= kRecent &&
       form_.packed != nullptr && !stays_) {
     turn();

@@ -91,6 +91,15 @@ enum class GgmlOrder : std::uint8_t {
   outputs,
 };
 
+// The share of inputs that are not zero above which products of a few rows are faster in
+// GgmlOrder::outputs. Measured on two Zen 4 cores with 2560 outputs and 18432 inputs; 64 rows are
+// as fast in either order.
+constexpr double sparse_limit(GgmlFormat format) {
+  constexpr double kLimits[] = {0.6, 0.5, 0.6, 0.6, 0.5, 0.55};
+  static_assert(std::size(kLimits) == kGgmlFormats, "one for each format, in their order");
+  return kLimits[static_cast<std::size_t>(format)];
+}
+
 // A weight that owns its memory: 3 % more than the blocks at most, where the outputs are a multiple
 // of 32. A value; copies share it.
 class GgmlMatrix {

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <utility>
 
+#include "decoder/ggml_layers.h"
 #include "decoder/parameters.h"
 #include "decoder/resident_exp.h"
 #include "device/device.h"
@@ -45,9 +46,14 @@ at::Tensor capped(const at::Tensor& logits, double cap) {
 Decoder::Decoder(const io::ModelConfig& config, ParameterSource& source, at::Device device)
     : config_(config), weights_(weights_of(config)), rope_(config, device) {
   for_each_parameter(weights_, [&](Parameter& parameter) {
+    parameter.format = source.format_of(parameter);
     parameter.tensor = source.take(parameter).to(device);
     if (!device.is_cpu()) source.drop_pages(parameter);
   });
+  // Norms have the model's type too.
+  const Norm& norm = weights_.final_norm;
+  const Parameter& typed = weights_.embedding.format ? norm.weight : weights_.embedding;
+  dtype_ = typed.tensor.scalar_type();
 }
 
 FfnParameters Decoder::ffn_of(const FfnTensors& from) const {
@@ -107,13 +113,42 @@ void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source,
       }
       return ffn;
     });
-    Attention& attention = block.attention;
-    for (Linear* linear : {&attention.q, &attention.k, &attention.v, &attention.o}) {
-      linear->pack(source);
-    }
+    pack_attention(block, source);
   }
   // Others stay as they are stored: the embedding may be the same.
   if (weights_.head.has_codes()) weights_.head.pack(source);
+}
+
+void Decoder::pack_attention(Block& block, ParameterSource& source) {
+  Attention& attention = block.attention;
+  for (Linear* linear : {&attention.q, &attention.k, &attention.v, &attention.o}) {
+    linear->pack(source);
+  }
+}
+
+bool Decoder::has_ggml_weights() const {
+  bool any = false;
+  for_each_parameter(weights_, [&](const Parameter& parameter) { any = any || parameter.format; });
+  return any;
+}
+
+void Decoder::use_ggml_ffn(FfnPath path, ParameterSource& source) {
+  own_linears_ = true;
+  for (Block& block : weights_.blocks) {
+    make_ffn(block, [&](FfnTensors& from) {
+      return make_ggml_feed_forward(from, activation(), path, source);
+    });
+    pack_attention(block, source);
+  }
+  Linear& head = weights_.head;
+  if (config_.tie_word_embeddings) {  // the embedding stays, as the file has it
+    Linear tied;
+    tied.weight = weights_.embedding;
+    if (tied.weight.format) tied.pack(source);
+    head.ggml = tied.ggml;
+  } else if (head.weight.format) {
+    head.pack(source);
+  }
 }
 
 NamedTensors Decoder::parameters() const {
@@ -134,16 +169,17 @@ std::int64_t Decoder::weight_bytes() const {
     total += (block.experts ? *block.experts : *block.ffn).own_bytes();
     const Attention& attention = block.attention;
     for (const Linear* linear : {&attention.q, &attention.k, &attention.v, &attention.o}) {
-      add(linear->packed);
+      total += linear->own_bytes();
     }
   }
-  add(weights_.head.packed);
-  return total;
+  return total + weights_.head.own_bytes();
 }
 
 at::Tensor Decoder::look_up(const at::Tensor& ids, const at::Tensor& positions) {
   if (device().is_cpu()) keep_exp_resident();
-  at::Tensor x = at::embedding(weights_.embedding.tensor, ids.to(device()));
+  const Parameter& embedding = weights_.embedding;
+  at::Tensor x = embedding.format ? ggml_look_up(embedding, ids, dtype())
+                                  : at::embedding(embedding.tensor, ids.to(device()));
   if (const double scale = config_.block.scales.embedding; scale != 1.0) x = x * scale;
   if (const at::Tensor& table = weights_.positions.tensor; table.defined()) {
     x = x + at::embedding(table, positions.to(device()) + config_.block.positions.offset);
@@ -232,8 +268,8 @@ at::Tensor Decoder::forward(const at::Tensor& tokens, FfnObserver* observer) {
 
 at::Tensor Decoder::head(const at::Tensor& normalised) {
   const PieceTimer timer(profile_, Piece::logits);
-  const at::Tensor& weight =
-      (config_.tie_word_embeddings ? weights_.embedding : weights_.head.weight).tensor;
+  const bool tied = config_.tie_word_embeddings && !weights_.head.ggml;
+  const at::Tensor& weight = (tied ? weights_.embedding : weights_.head.weight).tensor;
   const io::Scales& scales = config_.block.scales;
   at::Tensor x = normalised;
   if (scales.width > 0) x = x * (scales.width / static_cast<double>(config_.hidden_size));
@@ -297,7 +333,7 @@ KvCache Decoder::make_cache(std::int64_t slots, std::int64_t capacity, bool fixe
           config_.num_key_value_heads,
           capacity,
           config_.head_dim,
-          weights_.embedding.tensor.options(),
+          weights_.embedding.tensor.options().dtype(dtype()),
           fixed || !device().is_cpu()};
 }
 

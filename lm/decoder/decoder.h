@@ -60,10 +60,14 @@ class Decoder final : public Model {
   void use_sparse_ffn(FfnPath path, ParameterSource& source,
                       const std::vector<LayerFindings>& findings);
 
+  // The layers of a model that has_ggml_weights().
+  void use_ggml_ffn(FfnPath path, ParameterSource& source);
+
   const io::ModelConfig& config() const override { return config_; }
-  at::ScalarType dtype() const override { return weights_.embedding.tensor.scalar_type(); }
+  at::ScalarType dtype() const override { return dtype_; }
   at::Device device() const override { return weights_.embedding.tensor.device(); }
   std::int64_t layers() const override { return config_.num_hidden_layers; }
+  bool has_ggml_weights() const override;
   NamedTensors parameters() const override;
   std::int64_t weight_bytes() const override;
   at::Tensor forward(const at::Tensor& tokens, FfnObserver* observer) override;
@@ -94,6 +98,7 @@ class Decoder final : public Model {
   void make_ffn(Block& block, const Make& make);
   PackedRows whole(std::int64_t batch, std::int64_t length);
   PackedRows plan(std::span<const Chunk> chunks, const KvCache* cache);
+  void pack_attention(Block& block, ParameterSource& source);
   // Ids [..., N] of tokens at `positions`, int64 [N] -> [..., N, D].
   at::Tensor look_up(const at::Tensor& ids, const at::Tensor& positions);
   at::Tensor norm(const at::Tensor& x, const Norm& norm) const;
@@ -107,6 +112,7 @@ class Decoder final : public Model {
 
   io::ModelConfig config_;
   DecoderWeights weights_;
+  at::ScalarType dtype_ = at::kFloat;
   RopeTable rope_;
   bool own_linears_ = false;  // twell's linear layers, with the sparse paths
   bool rounds_inputs_ = false;

@@ -12,24 +12,6 @@
 namespace twell::lm {
 namespace {
 
-// Counts what an observer asked for on the dense path.
-void report(const at::Tensor& gate, const at::Tensor& hidden, std::int64_t layer,
-            FfnObserver& observer) {
-  FfnActivity activity;
-  activity.layer = layer;
-  activity.rows = hidden.size(0);
-  activity.neurons = hidden.size(1);
-  if (observer.wants_hidden()) {
-    activity.gate = gate;
-    activity.hidden = hidden;
-  }
-  if (observer.wants_counts()) {
-    const at::Tensor fired = gate.detach().ne(0);
-    activity.counts = counts_of(fired.sum(1), fired.sum(0));
-  }
-  observer.observe(activity);
-}
-
 // One weight matrix, as it is or reordered for oneDNN.
 class DenseMatrix {
  public:
@@ -112,7 +94,7 @@ class DenseFeedForward final : public FeedForward {
       const bool fused = !grad && activation_.up == Activation::identity;
       hidden = fused ? up_.times(x, gate) : gate * activate_up(up_(x), activation_);
     }
-    if (observer != nullptr) report(gate, hidden, layer, *observer);
+    if (observer != nullptr) show_activity(gate, hidden, layer, FfnPath::dense, *observer);
     return down_(norm_(hidden));
   }
   FfnPath path() const override { return FfnPath::dense; }
@@ -132,6 +114,24 @@ class DenseFeedForward final : public FeedForward {
 };
 
 }  // namespace
+
+void show_activity(const at::Tensor& gate, const at::Tensor& hidden, std::int64_t layer,
+                   FfnPath path, FfnObserver& observer) {
+  FfnActivity activity;
+  activity.layer = layer;
+  activity.rows = hidden.size(0);
+  activity.neurons = hidden.size(1);
+  activity.path = path;
+  if (observer.wants_hidden()) {
+    activity.gate = gate;
+    activity.hidden = hidden;
+  }
+  if (observer.wants_counts()) {
+    const at::Tensor fired = gate.detach().ne(0);
+    activity.counts = counts_of(fired.sum(1), fired.sum(0));
+  }
+  observer.observe(activity);
+}
 
 at::Tensor activate(const at::Tensor& x, const ActivationChoice& activation) {
   switch (activation.kind) {

@@ -67,6 +67,10 @@ class FfnObserver {
   virtual void observe(const FfnActivity& activity) = 0;
 };
 
+// Tells an observer what it wants to know of a layer whose activations are in memory.
+void show_activity(const at::Tensor& gate, const at::Tensor& hidden, std::int64_t layer,
+                   FfnPath path, FfnObserver& observer);
+
 // Weights as checkpoints have them. Handles: they share storage with the model's parameters.
 // Strides are free: a `down` stored neuron-major is the transposed view of that storage.
 // Vectors are undefined where the model has none; without a gate the bias of up is up_bias.

@@ -6,9 +6,12 @@
 #include <optional>
 #include <vector>
 
+#include "decoder/cpu_context.h"
+#include "decoder/ggml_layers.h"
 #include "decoder/operators.h"
 #include "decoder/sparse_operators.h"
 #include "twell/packed.h"
+#include "twell/status.h"
 
 namespace twell::lm {
 
@@ -64,6 +67,7 @@ at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight, const at::Te
 }
 
 at::Tensor Linear::operator()(const at::Tensor& x) const {
+  if (ggml) return ggml_linear(x, *ggml, bias.tensor);
   if (!packed.defined()) return linear_of(x, weight.tensor, bias.tensor);
   using Signature =
       at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&);
@@ -88,12 +92,26 @@ at::Tensor rounded_inputs(const at::Tensor& x) {
   return round.call(x);
 }
 
-void Linear::pack(ParameterSource& source) {
+void Linear::pack(ParameterSource& source, GgmlOrder order) {
+  if (weight.format) {
+    try {
+      ggml.emplace(ggml_view(*weight.format, weight.tensor), order, &cpu_context());
+    } catch (const Error& error) {
+      throw Error(error.kind(), source.where(weight), error.what());
+    }
+    source.release(weight);
+    return;
+  }
   const bool supported = weight.tensor.scalar_type() == at::kBFloat16 || has_codes();
   if (!supported || !weight.tensor.is_cpu()) return;
   const at::NoGradGuard no_grad;
   packed = packed_weight(weight.tensor.detach());
   source.release(weight);
+}
+
+std::int64_t Linear::own_bytes() const {
+  if (ggml) return ggml->bytes();
+  return packed.defined() ? static_cast<std::int64_t>(packed.nbytes()) : 0;
 }
 
 }  // namespace twell::lm

@@ -4,23 +4,31 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 #include "decoder/weights.h"
+#include "twell/ggml.h"
 
 namespace twell::lm {
 
 struct Linear {
-  Parameter weight;        // [out, in], or codes of it; given up once packed
-  Parameter bias;          // [out]
-  at::Tensor packed = {};  // as torch.ops.twell.pack_weight makes it
+  Parameter weight;                     // [out, in], or codes of it; given up once packed
+  Parameter bias;                       // [out]
+  at::Tensor packed = {};               // as torch.ops.twell.pack_weight makes it
+  std::optional<GgmlMatrix> ggml = {};  // of a weight in ggml's blocks
 
   // Differentiable unless packed.
   at::Tensor operator()(const at::Tensor& x) const;
   // From now on y comes from torch.ops.twell.linear, which reads a weight at the bandwidth of
   // memory where tokens are few (1.6 times PyTorch's speed at one token on two cores of a Zen 5)
-  // and is as fast where they are many. bf16 and codes on the CPU only; others stay as they are.
-  // Inference only.
-  void pack(ParameterSource& source);
-  bool has_codes() const { return weight.tensor.defined() && is_of_codes(weight.tensor); }
+  // and is as fast where they are many; and of blocks from ggml_matmul(). bf16, codes and blocks on
+  // the CPU only; others stay as they are. Inference only. `order`: of blocks. Throws twell::Error
+  // naming file and tensor where a scale of blocks is not finite.
+  void pack(ParameterSource& source, GgmlOrder order = GgmlOrder::outputs);
+  bool has_codes() const {
+    return weight.tensor.defined() && !weight.format && is_of_codes(weight.tensor);
+  }
+  std::int64_t own_bytes() const;  // of what is packed
 };
 
 // As at::linear, but for bf16 matrices where PyTorch has no GEMM for them (without AVX-512). It

@@ -7,8 +7,8 @@
 #include <filesystem>
 
 #include "decoder/decoder.h"
+#include "decoder/gguf_model.h"
 #include "decoder/model_directory.h"
-#include "decoder/prepared_file.h"
 #include "decoder/random.h"
 #include "device/device.h"
 #include "files/file_error.h"
@@ -64,7 +64,13 @@ void settle(Decoder& model) {
 }
 
 // Where nothing is faster by rounded inputs, they only lose.
-void require_rounding(const std::string& file, const io::ModelConfig& config, bool on_cpu) {
+void require_rounding(const std::string& file, const io::ModelConfig& config, bool on_cpu,
+                      bool in_blocks) {
+  if (on_cpu && in_blocks) {
+    throw Error(ErrorKind::unsupported, file,
+                "products of its blocks round their inputs to 8 bits already, as llama.cpp's do; "
+                "leave --activations out");
+  }
   const char* const missing = !on_cpu ? "are for inference on a CPU; use --device cpu"
                               : !config.quantization ? "are for a model with quantised weights; "
                                                        "twell quantize makes one"
@@ -75,50 +81,64 @@ void require_rounding(const std::string& file, const io::ModelConfig& config, bo
 
 }  // namespace
 
-std::unique_ptr<Model> load_model(const std::string& directory, const LoadOptions& options) {
-  const std::filesystem::path path(directory);
-  io::ModelConfig config = io::load_config(path, options.architectures);
+std::unique_ptr<Model> load_model(const std::string& model_path, const LoadOptions& options) {
+  const std::filesystem::path path(model_path);
+  const auto stored = io::is_gguf(path)
+                          ? std::make_shared<const io::StoredModel>(path, options.allow_unused)
+                          : nullptr;
+  const std::string said_in = (stored ? path : path / "config.json").string();
+  io::ModelConfig config = stored ? stored->config() : io::load_config(path, options.architectures);
   const bool whole = options.layers <= 0 || options.layers >= config.num_hidden_layers;
   if (!whole) config.num_hidden_layers = options.layers;
   if (options.path == FfnPath::sparse && !options.trainable &&
       !io::yields_zeros(config.hidden_act)) {
     // Before gigabytes are mapped and converted.
-    throw Error(ErrorKind::unsupported, (path / "config.json").string(),
+    throw Error(ErrorKind::unsupported, said_in,
                 fmt::format("activation '{}' yields no zeros, so there is no sparse path; use "
                             "--path dense, or a model trained with one of {}",
                             io::name_of(config.hidden_act), io::sparse_names()));
   }
   const bool on_cpu = options.device.is_cpu();
+  const bool infers_on_cpu = on_cpu && !options.trainable;
   if (options.round_inputs) {
-    require_rounding((path / "config.json").string(), config, on_cpu && !options.trainable);
+    require_rounding(said_in, config, infers_on_cpu, stored && !options.dtype);
   }
   if (const std::int64_t experts = config.block.experts.count; experts > 0 && !on_cpu) {
-    throw Error(ErrorKind::unsupported, (path / "config.json").string(),
+    throw Error(ErrorKind::unsupported, said_in,
                 fmt::format("layers of {} experts run on a CPU only; use --device cpu", experts));
   }
   const bool sparse = options.path != FfnPath::dense && io::yields_zeros(config.hidden_act);
-  const ModelDirectory opened(path, std::move(config),
-                              {.dtype = options.dtype,
-                               .own_copies = options.trainable && on_cpu,
-                               .check_finite = options.check_finite,
-                               .keep_f16 = !on_cpu,
-                               .keep_codes = on_cpu && !options.trainable && sparse,
-                               .round_scales = options.round_scales});
-  ParameterSource& source = opened.source();
-  auto model = std::make_unique<Decoder>(opened.config(), source, options.device);
-  opened.note_dequantized();
+  CheckpointSourceOptions from = {.dtype = options.dtype,
+                                  .own_copies = options.trainable && on_cpu,
+                                  .check_finite = options.check_finite,
+                                  .keep_f16 = !on_cpu,
+                                  .keep_codes = infers_on_cpu && sparse,
+                                  .round_scales = options.round_scales};
+  std::unique_ptr<OpenedModel> opened;
+  if (stored) {
+    from.keep_codes = infers_on_cpu && !options.dtype;
+    opened = std::make_unique<GgufModel>(stored, std::move(config), from);
+  } else {
+    opened = std::make_unique<ModelDirectory>(path, std::move(config), from);
+  }
+  ParameterSource& source = opened->source();
+  auto model = std::make_unique<Decoder>(opened->config(), source, options.device);
+  opened->note_dequantized();
   if (options.round_inputs) model->round_inputs();
   const auto check_used = [&] {
-    if (whole && !options.allow_unused) opened.check_all_used();
+    if (whole && !options.allow_unused) opened->check_all_used();
   };
   if (options.trainable) {
     model->use_dense_ffn(false, source);
     check_used();
     require_grad(*model);
+  } else if (model->has_ggml_weights()) {
+    model->use_ggml_ffn(options.path, source);
+    if (options.prepare && options.path == FfnPath::automatic && sparse) settle(*model);
   } else if (options.path == FfnPath::sparse ||
              (options.path == FfnPath::automatic && sparse_possible(*model))) {
     std::vector<LayerFindings> findings;
-    if (options.prepare && whole) findings = load_findings(path, opened.checkpoint(), *model);
+    if (options.prepare && whole) findings = opened->findings(*model);
     model->use_sparse_ffn(options.path, source, findings);
     check_used();
     if (options.prepare) settle(*model);

@@ -44,6 +44,8 @@ class Model {
   virtual at::ScalarType dtype() const = 0;
   virtual at::Device device() const = 0;  // of parameters, caches and results
   virtual std::int64_t layers() const = 0;
+  // Whether matrices are in ggml's blocks, whose products round their inputs to 8 bits.
+  virtual bool has_ggml_weights() const = 0;
 
   // What the model still holds under checkpoint names. A sparse FFN keeps converted copies in place
   // of gate and down, on a GPU also of up, which are then absent; a model loaded with trainable =
@@ -120,11 +122,13 @@ struct LoadOptions {
 };
 
 // Loads a Hugging Face directory (config.json, model.safetensors or its shards): memory-mapped, FFN
-// weights converted once. A head that config.json ties to the embedding, and whose stored numbers
-// are others, is not tied. Throws twell::Error naming the file for missing tensors, tensors that
-// the config has no use for, an adapter beside them, wrong shapes, an unknown architecture, NaN or
-// infinite weights, or a sparse path or rounded inputs that cannot be.
-std::unique_ptr<Model> load_model(const std::string& directory, const LoadOptions& options = {});
+// weights converted once. Or a GGUF file, whose matrices stay in their blocks, packed once, where
+// the device is a CPU, libtwell multiplies them (twell/ggml.h), and `dtype` names no other
+// type; what is computed between them is then f32. A head that config.json ties to the embedding,
+// and whose stored numbers are others, is not tied. Throws twell::Error naming the file for missing
+// tensors, tensors that the config has no use for, an adapter beside them, wrong shapes, an unknown
+// architecture, NaN or infinite weights, or a sparse path or rounded inputs that cannot be.
+std::unique_ptr<Model> load_model(const std::string& path, const LoadOptions& options = {});
 
 // A model with fresh parameters of `dtype` for training: normal(0, initializer_range) matrices from
 // `seed`, norms one, biases zero; the projections into the residual stream scaled by 1/√(2 layers).

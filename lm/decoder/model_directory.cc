@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "checkpoint/architecture.h"
+#include "decoder/prepared_file.h"
 #include "files/file_error.h"
 #include "files/note.h"
 
@@ -54,7 +55,7 @@ bool is_tied(const io::ModelConfig& config, const std::shared_ptr<io::Checkpoint
 
 ModelDirectory::ModelDirectory(const std::filesystem::path& directory, io::ModelConfig config,
                                CheckpointSourceOptions options)
-    : directory_(directory), config_(std::move(config)) {
+    : OpenedModel(directory.string(), std::move(config)) {
   refuse_adapter(directory);
   checkpoint_ = std::make_shared<io::Checkpoint>(
       config_.weights_file.empty() ? directory : directory / config_.weights_file);
@@ -74,16 +75,8 @@ void ModelDirectory::check_all_used() const {
   }
 }
 
-void ModelDirectory::note_dequantized() const {
-  const auto [stored, in_memory, wide_scales] = source_->dequantized();
-  if (stored == 0) return;
-  constexpr double kGiga = 1e9;
-  io::note(fmt::format(
-      "{}: quantised weights are computed with as floating-point numbers: {:.2f} GB in memory, "
-      "{:.2f} GB in the file{}",
-      directory_.string(), static_cast<double>(in_memory) / kGiga,
-      static_cast<double>(stored) / kGiga,
-      wide_scales ? "; with --round-scales those of int4 stay codes" : ""));
+std::vector<LayerFindings> ModelDirectory::findings(const Model& model) const {
+  return load_findings(name_, *checkpoint_, model);
 }
 
 }  // namespace twell::lm

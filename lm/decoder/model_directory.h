@@ -1,39 +1,30 @@
-// A model's directory, opened: its configuration, and where its parameters come from.
+// A Hugging Face directory, opened.
 #pragma once
 
 #include <filesystem>
 #include <memory>
+#include <vector>
 
-#include "checkpoint/config.h"
-#include "decoder/weights.h"
+#include "checkpoint/checkpoint.h"
+#include "decoder/opened_model.h"
 
 namespace twell::lm {
 
-class ModelDirectory {
+class ModelDirectory final : public OpenedModel {
  public:
   // `config` is that of the directory. Throws twell::Error naming the file where an adapter lies
   // there, or the weights cannot be read.
   ModelDirectory(const std::filesystem::path& directory, io::ModelConfig config,
                  CheckpointSourceOptions options);
 
-  // As the parameters are taken: not tied where the file holds a head that is not the embedding,
-  // and without `quantization`.
-  const io::ModelConfig& config() const { return config_; }
   const io::Checkpoint& checkpoint() const { return *checkpoint_; }
-  ParameterSource& source() const { return *source_; }
-
-  // Throws twell::Error naming a tensor that nothing took: config.json describes another model than
-  // the weights. Two are harmless: tables that older versions of `transformers` stored, and an
+  // But for two that are harmless: tables that older versions of `transformers` stored, and an
   // output matrix that is tied to the embedding.
-  void check_all_used() const;
-  // Tells what quantised weights cost that were taken as floating-point numbers, if there are any.
-  void note_dequantized() const;
+  void check_all_used() const override;
+  std::vector<LayerFindings> findings(const Model& model) const override;
 
  private:
-  std::filesystem::path directory_;
-  io::ModelConfig config_;
   std::shared_ptr<io::Checkpoint> checkpoint_;
-  std::unique_ptr<ParameterSource> source_;
 };
 
 }  // namespace twell::lm

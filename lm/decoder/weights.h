@@ -11,6 +11,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/quantization_config.h"
+#include "twell/ggml.h"
 #include "twell/weight.h"
 
 namespace twell::lm {
@@ -33,6 +34,8 @@ struct Parameter {
   bool maybe_transposed = false;              // may be stored as [in, out]: told by its shape
   bool is_down = false;                       // [D, H], of which columns are gathered
   at::Tensor tensor = {};  // undefined before it is loaded and once a converted copy replaces it
+  // Of a matrix in ggml's blocks, whose tensor is uint8 [rows, bytes of a row]; none of others.
+  std::optional<GgmlFormat> format = {};
 };
 
 // As operators take what a model may not have.
@@ -57,6 +60,10 @@ class ParameterSource {
   // or, where codes are kept, a matrix of codes and scales (twell/coded_matrix.h). Throws
   // twell::Error naming the file.
   virtual at::Tensor take(const Parameter& parameter) = 0;
+  // Where take() gives rows of blocks, their format.
+  virtual std::optional<GgmlFormat> format_of(const Parameter& /*parameter*/) const { return {}; }
+  // File and tensor, for messages.
+  virtual std::string where(const Parameter& parameter) const { return parameter.name; }
   // The names of stored tensors that nothing took, ascending.
   virtual std::vector<std::string> unused() const { return {}; }
   // The tensor has been converted: its file pages may leave memory.

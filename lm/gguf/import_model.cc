@@ -11,10 +11,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/quantized_tensor.h"
 #include "files/file_error.h"
-#include "gguf/gguf_file.h"
-#include "gguf/model_config.h"
-#include "gguf/model_tensors.h"
-#include "gguf/tokenizer_files.h"
+#include "gguf/stored_model.h"
 #include "twell/half.h"
 
 namespace twell::io {
@@ -23,16 +20,10 @@ namespace {
 constexpr WeightScheme kCodes = {.bits = 8, .group = kSymmetricBlock, .packed = true};
 
 // A tensor in the file, and what becomes of it.
-struct Planned {
-  ModelTensor tensor;
-  const GgufTensor* stored;
+struct Planned : StoredTensor {
   bool codes = false;
 
   std::int64_t scales() const { return tensor.columns() / kSymmetricBlock; }
-  // The row of the file that becomes this one. A vector's numbers are rows of their own.
-  std::int64_t stored_row(std::int64_t row) const {
-    return tensor.heads == 0 ? row : row_in_gguf(row, tensor.shape[0] / tensor.heads);
-  }
 
   std::vector<TensorSpec> specs(SafeDType dtype) const {
     if (!codes) return {{tensor.name, dtype, tensor.shape}};
@@ -47,86 +38,34 @@ struct Planned {
 class Importer {
  public:
   Importer(const std::filesystem::path& from, const ImportOptions& options)
-      : options_(options), file_(from) {}
+      : options_(options), model_(from, options.allow_unused) {
+    out_.config = model_.config();
+    for (const StoredTensor& tensor : model_.tensors()) planned_.push_back({tensor});
+  }
 
   ImportedModel write(const std::filesystem::path& to) && {
-    refuse_parts();
-    const GgufArchitecture& as =
-        gguf_architecture(file_.metadata().string("general.architecture"), file_.name());
-    out_.config = config_of(file_, as, options_.allow_unused);
-    plan(as);
     choose_types();
     out_.config.dtype = dtype_ == SafeDType::BF16  ? "bfloat16"
                         : dtype_ == SafeDType::F16 ? "float16"
                                                    : "float32";
     // Before the weights: what cannot be read is told at once.
-    TokenizerFiles tokenizer;
-    if (options_.tokenizer) tokenizer = tokenizer_files_of(file_.metadata(), out_.config);
+    write_side_files(model_.file(), out_.config, to, options_.tokenizer);
     write_tensors(to);
-    if (options_.tokenizer) {
-      write_file_atomically(to / "tokenizer.json", tokenizer.tokenizer);
-      write_file_atomically(to / "tokenizer_config.json", tokenizer.config);
-    }
-    const std::string generation = generation_config_of(out_.config);
-    if (!generation.empty()) write_file_atomically(to / "generation_config.json", generation);
-    save_config(to, out_.config);
     return std::move(out_);
   }
 
  private:
-  // Files that are not a whole model.
-  void refuse_parts() const {
-    const GgufMetadata& values = file_.metadata();
-    if (values.integer("split.count", 0, UINT16_MAX, 0) > 1) {
-      fail_unsupported(file_.name(),
-                       "is one of several files of a model: put them together with "
-                       "llama-gguf-split --merge");
-    }
-    if (const auto type = values.string("general.type", "model"); type != "model") {
-      fail_unsupported(file_.name(), "holds a {}, expected a model", in_quotes(type));
-    }
-  }
-
-  void plan(const GgufArchitecture& as) {
-    std::set<std::string> used = {kRopeFactors};
-    for (ModelTensor& tensor : tensors_of(out_.config, as)) {
-      const GgufTensor* stored = file_.find(tensor.gguf);
-      if (stored == nullptr) {
-        fail_file(file_.name(), "has no tensor {}", in_quotes(tensor.gguf));
-      }
-      if (stored->shape != tensor.shape) {
-        fail_file(file_.name(), "tensor {} has the shape {}, expected {}", in_quotes(tensor.gguf),
-                  in_brackets(stored->shape), in_brackets(tensor.shape));
-      }
-      used.insert(tensor.gguf);
-      planned_.push_back({std::move(tensor), stored});
-    }
-    for (const GgufTensor& tensor : file_.tensors()) {
-      if (options_.allow_unused || used.contains(tensor.name)) continue;
-      fail_unsupported(file_.name(),
-                       "tensor {} is none of a {} model's (--allow-unused leaves it out)",
-                       in_quotes(tensor.name), out_.config.architecture->name);
-    }
-  }
-
   void choose_types() {
+    const auto symmetric = [](const Planned& one) {
+      return !one.tensor.of_block_matrix() || is_symmetric(one.stored->type);
+    };
     if (options_.dtype) {
       dtype_ = *options_.dtype;
-      return;
-    }
-    std::set<BlockType> types;  // of the blocks' linear layers
-    for (const Planned& one : planned_) {
-      if (one.tensor.linear && one.tensor.gguf.starts_with("blk.")) types.insert(one.stored->type);
-    }
-    if (std::ranges::all_of(types, is_symmetric)) {
+    } else if (std::ranges::all_of(planned_, symmetric)) {
       dtype_ = SafeDType::F32;
       keep_codes();
-    } else if (std::ranges::any_of(types, is_quantised)) {
-      dtype_ = SafeDType::BF16;
-    } else if (types.size() == 1 && !types.contains(BlockType::f32)) {
-      dtype_ = types.contains(BlockType::bf16) ? SafeDType::BF16 : SafeDType::F16;
     } else {
-      dtype_ = SafeDType::F32;
+      dtype_ = float_type_of(model_.tensors());
     }
   }
 
@@ -165,7 +104,7 @@ class Importer {
         write_numbers(one, writer);
         out_.rounded = out_.rounded || (is_quantised(one.stored->type) && dtype_ != SafeDType::F32);
       }
-      file_.drop_pages(*one.stored);
+      model_.file().drop_pages(*one.stored);
     }
     writer.commit();
   }
@@ -181,15 +120,14 @@ class Importer {
     std::vector<std::byte> out(static_cast<std::size_t>(rows * row_bytes));
     std::vector<float> row(static_cast<std::size_t>(columns));
     for (std::int64_t r = 0; r < rows; ++r) {
-      const std::byte* from = file_.data(*one.stored) + one.stored_row(r) * blocks * layout.bytes;
-      dequantize(one.stored->type, from, blocks, row.data());
+      dequantize(one.stored->type, model_.row(one, r), blocks, row.data());
       if (!quantize_finite(wanted, row, out.data() + r * row_bytes)) fail_not_finite(one);
     }
     writer.write(one.tensor.name, out);
   }
 
   [[noreturn]] void fail_not_finite(const Planned& one) const {
-    fail_file(file_.name(), "tensor {} holds a number that is not finite in {}",
+    fail_file(model_.file().name(), "tensor {} holds a number that is not finite in {}",
               in_quotes(one.tensor.gguf), name_of(dtype_));
   }
 
@@ -201,16 +139,13 @@ class Importer {
     std::vector<std::uint16_t> scale(static_cast<std::size_t>(rows * scales));
     std::vector<std::int8_t> codes(static_cast<std::size_t>(columns));
     for (std::int64_t r = 0; r < rows; ++r) {
-      const std::byte* from =
-          file_.data(*one.stored) +
-          one.stored_row(r) * static_cast<std::int64_t>(one.stored->row_bytes());
       std::uint16_t* to = scale.data() + r * scales;
-      const bool held = take_codes(one.stored->type, from, scales, codes.data(), to);
+      const bool held = take_codes(one.stored->type, model_.row(one, r), scales, codes.data(), to);
       const bool finite = std::all_of(
           to, to + scales, [](std::uint16_t s) { return std::isfinite(float_of_half(s)); });
       if (!held || !finite) {
         fail_file(
-            file_.name(), "tensor {} holds {}: is it damaged?", in_quotes(tensor.gguf),
+            model_.file().name(), "tensor {} holds {}: is it damaged?", in_quotes(tensor.gguf),
             finite ? "the code -128 of a negative scale" : "a scale that is no finite number");
       }
       pack_codes(codes, kCodes.bits, packed.data() + static_cast<std::size_t>(r) * words);
@@ -223,7 +158,7 @@ class Importer {
   }
 
   const ImportOptions& options_;
-  GgufFile file_;
+  StoredModel model_;
   ImportedModel out_;
   std::vector<Planned> planned_;
   SafeDType dtype_ = SafeDType::F32;

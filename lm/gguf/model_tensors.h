@@ -38,6 +38,7 @@ struct ModelTensor {
   std::int64_t heads = 0;  // whose rows are in another order in the GGUF file; 0: none are
 
   bool is_matrix() const { return shape.size() == 2; }
+  bool of_block_matrix() const { return linear && gguf.starts_with("blk."); }
   std::int64_t rows() const { return is_matrix() ? shape[0] : 1; }
   std::int64_t columns() const { return shape.back(); }
   std::string module() const { return name.substr(0, name.rfind('.')); }

@@ -32,7 +32,7 @@ class Twell:
         self.program = program
         self.directory = directory
 
-    def __call__(self, *arguments, json_name=None, ok=True, cwd=None, timeout=300, env=None):
+    def __call__(self, *arguments, json_name=None, ok=True, cwd=None, timeout=300, env=None, text=None):
         json_file = self.directory / json_name if json_name else None
         command = [self.program, *map(str, arguments)]
         if json_file:
@@ -43,6 +43,7 @@ class Twell:
             cwd=cwd or self.directory,
             timeout=timeout,
             env={**os.environ, **(env or {})},
+            input=None if text is None else text.encode(),
         )
         done = Done(process, json_file)
         if ok:

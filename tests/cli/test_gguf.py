@@ -6,128 +6,21 @@ import numpy
 import pytest
 import torch
 import transformers
+from gguf_models import as_in_transformers, gguf, write_model
 from safetensors.torch import load_file, save_file
 from spm_like import BYTES, SPACE, SPECIAL
 from spm_like import tokenizer as spm_tokenizer
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-gguf = pytest.importorskip("gguf")
-
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
 SYMMETRIC = ("Q8_0", "Q4_0", "Q5_0")
-WIDTH, NEURONS, HEADS, KEY_HEADS, LAYERS = 256, 512, 4, 2, 2
-NAMES = {
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-}  # fmt: skip
-WHOLE = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight",
-         "output_norm.weight": "model.norm.weight"}  # fmt: skip
 FILES = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 TEXTS = ["The old cat, 2024.", "  two  spaces\n\nand\ta tab", "don't stop", "é 中文 \U0001f642", "<s> a </s>", ""]
 
 
-def random_blocks(rng, kind, rows, columns):
-    """Bits by chance; the scales of each block are finite."""
-    block, size = gguf.GGML_QUANT_SIZES[kind]
-    data = rng.integers(0, 256, (rows * columns // block, size), dtype=numpy.uint8)
-    if kind == gguf.GGMLQuantizationType.Q8_0:
-        data[:, 2:][data[:, 2:] == 128] = 0  # -128 has no opposite
-    scales = (rng.standard_normal((len(data), 2)) / 64).astype(numpy.float16)
-    if kind == gguf.GGMLQuantizationType.Q8_0:
-        scales = abs(scales)
-    view = numpy.ascontiguousarray(scales).view(numpy.uint8)
-    if kind == gguf.GGMLQuantizationType.Q6_K:
-        data[:, 208:] = view[:, :2]
-    else:
-        data[:, :2] = view[:, :2]
-        if kind.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
-            data[:, 2:4] = view[:, 2:]
-    return data.reshape(rows, -1)
-
-
-def write_tokenizer(out, vocabulary):
-    tokens = [f"t{i}" for i in range(vocabulary)]
-    tokens[:3] = ["<s>", "</s>", "t"]
-    out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("gpt-2")
-    out.add_token_list(tokens)
-    out.add_token_types([3, 3, 1] + [4] * (vocabulary - 3))  # no merges make the others
-    out.add_token_merges([])
-    out.add_bos_token_id(0)
-    out.add_eos_token_id(1)
-
-
-def write_model(path, kind, architecture="llama", tied=False, vocabulary=64):
-    """A model of random numbers whose matrices have this type."""
-    rng = numpy.random.default_rng(3)
-    quant = gguf.GGMLQuantizationType[kind]
-    out = gguf.GGUFWriter(path, architecture)
-    out.add_block_count(LAYERS)
-    out.add_context_length(128)
-    out.add_embedding_length(WIDTH)
-    out.add_feed_forward_length(NEURONS)
-    out.add_head_count(HEADS)
-    out.add_head_count_kv(KEY_HEADS)
-    out.add_rope_freq_base(1e5)
-    out.add_layer_norm_rms_eps(1e-5)
-    write_tokenizer(out, vocabulary)
-    numbers = {}
-
-    def add(name, *shape):
-        if len(shape) == 1:
-            data = rng.standard_normal(shape).astype(numpy.float32)
-            numbers[name] = data
-            out.add_tensor(name, data)
-            return
-        if quant.name in ("F32", "F16", "BF16"):
-            data = gguf.quants.quantize(rng.standard_normal(shape).astype(numpy.float32) / 16, quant)
-        else:
-            data = random_blocks(rng, quant, *shape)
-        numbers[name] = gguf.quants.dequantize(data, quant)
-        out.add_tensor(name, data, raw_dtype=quant)
-
-    heads, keys = WIDTH, WIDTH // HEADS * KEY_HEADS
-    add("token_embd.weight", vocabulary, WIDTH)
-    for layer in range(LAYERS):
-        for name, shape in {
-            "attn_norm": [WIDTH], "attn_q": [heads, WIDTH], "attn_k": [keys, WIDTH], "attn_v": [keys, WIDTH],
-            "attn_output": [WIDTH, heads], "ffn_norm": [WIDTH], "ffn_gate": [NEURONS, WIDTH],
-            "ffn_up": [NEURONS, WIDTH], "ffn_down": [WIDTH, NEURONS],
-        }.items():  # fmt: skip
-            add(f"blk.{layer}.{name}.weight", *shape)
-            if architecture == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
-                add(f"blk.{layer}.{name}.bias", shape[0])
-    add("output_norm.weight", WIDTH)
-    if not tied:
-        add("output.weight", vocabulary, WIDTH)
-    out.write_header_to_file()
-    out.write_kv_data_to_file()
-    out.write_tensors_to_file()
-    out.close()
-    return numbers
-
-
 def tensors_of(path):
     return {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-
-
-def as_in_transformers(numbers, architecture="llama"):
-    """Under its names, and rows of q and k of a Llama with halves of a head side by side."""
-    out = {}
-    for name, data in numbers.items():
-        tensor = torch.from_numpy(numpy.array(data))
-        if name in WHOLE:
-            out[WHOLE[name]] = tensor
-            continue
-        _, layer, part, kind = name.split(".")
-        if architecture == "llama" and part in ("attn_q", "attn_k"):
-            count = HEADS if part == "attn_q" else KEY_HEADS
-            pairs = tensor.reshape(count, tensor.shape[0] // count // 2, 2, *tensor.shape[1:])
-            tensor = pairs.swapaxes(1, 2).reshape(tensor.shape)
-        out[f"model.layers.{layer}.{NAMES[part]}.{kind}"] = tensor
-    return out
 
 
 def decoded(tensors):
@@ -361,7 +254,6 @@ def test_wrong_use_is_one_line_and_leaves_nothing(twell, trained, tmp_path):
         line = twell("convert", *arguments, ok=False).error_line()
         assert all(part in line for part in parts), line
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cut.gguf", "full", "m.gguf", "not.gguf"]
-    assert "twell convert" in twell("generate", "--model", tmp_path / "m.gguf", "--prompt", "a", ok=False).error_line()
 
 
 def test_numbers_that_no_type_holds_are_one_line(twell, tmp_path):

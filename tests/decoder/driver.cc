@@ -1,6 +1,6 @@
 // Runs a model for the comparisons in Python: fp32 logits of every position on standard output.
-//   twell_decoder_driver MODEL dense|sparse|auto[,...] ID...
-//     for each FFN path: of the whole sequence at once, then through the cache
+//   twell_decoder_driver MODEL dense|sparse|auto[,...] ID... [/ ID...]...
+//     for each FFN path and sequence: of all its tokens at once, then through the cache
 #include <torch/types.h>
 #include <torch/utils.h>
 
@@ -33,16 +33,24 @@ at::Tensor cached_logits(Model& model, const std::vector<std::int64_t>& ids) {
 int run(const std::vector<std::string>& args) {
   if (args.size() < 3) return 2;
   const at::NoGradGuard no_grad;
-  std::vector<std::int64_t> ids;
-  for (std::size_t i = 2; i < args.size(); ++i) ids.push_back(std::stoll(args[i]));
+  std::vector<std::vector<std::int64_t>> sequences(1);
+  for (std::size_t i = 2; i < args.size(); ++i) {
+    if (args[i] == "/") {
+      sequences.emplace_back();
+    } else {
+      sequences.back().push_back(std::stoll(args[i]));
+    }
+  }
   std::stringstream paths(args[1]);
   for (std::string path; std::getline(paths, path, ',');) {
     const auto model = load_model(
         args[0], {.path = parse_ffn_path(path), .architectures = twell::test::all_architectures()});
-    for (const at::Tensor& of :
-         {model->forward(at::tensor(ids).unsqueeze(0)), cached_logits(*model, ids)}) {
-      const at::Tensor logits = of.to(at::kFloat).contiguous();
-      std::fwrite(logits.const_data_ptr(), 1, logits.nbytes(), stdout);
+    for (const auto& ids : sequences) {
+      for (const at::Tensor& of :
+           {model->forward(at::tensor(ids).unsqueeze(0)), cached_logits(*model, ids)}) {
+        const at::Tensor logits = of.to(at::kFloat).contiguous();
+        std::fwrite(logits.const_data_ptr(), 1, logits.nbytes(), stdout);
+      }
     }
   }
   return 0;
