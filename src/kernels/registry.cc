@@ -19,6 +19,12 @@ const TierKernels& amx_kernels() {
       // Tiles multiply bf16 four times as fast as vectors multiply integers.
       out.bf16.weights[i].one_term_always = false;
     }
+    for (std::size_t i = 0; i < kGgmlFormats; ++i) {
+      const amx::GgmlDenseRows& tiles = amx::ggml_dense_rows[i];
+      if (tiles.run == nullptr) continue;
+      out.ggml.product[i].dense_rows = tiles.run;
+      out.ggml.product[i].most_sparse = tiles.most_sparse;
+    }
     return out;
   }();
   return kernels;

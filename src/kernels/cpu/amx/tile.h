@@ -42,6 +42,12 @@ void tile_dpbusd() {
   asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
 }
 
+// The same of A with sign.
+template <int C, int A, int B>
+void tile_dpbssd() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+}
+
 inline void prefetch_l2(const void* at) { __builtin_prefetch(at, 0, 2); }
 
 }  // namespace

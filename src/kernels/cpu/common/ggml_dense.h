@@ -15,6 +15,7 @@ namespace {
 
 template <GgmlFormat kFormat>
 class GgmlDense {
+ protected:
   using V = GgmlQuads;
   static constexpr GgmlTraits kTraits = traits_of(kFormat);
   static constexpr int kBits = kTraits.bits;
@@ -23,6 +24,8 @@ class GgmlDense {
   // Whose sums a part holds. With an offset o they begin at −o · Σ q, so that sums are those of
   // q · (code − o), and smaller.
   static constexpr int kOffset = kTraits.offset + V::kOffset<kBits>;
+
+ private:
   static constexpr int kLargest = kOffset > 0 ? kOffset : (1 << kBits) - 1;
   static constexpr std::int64_t kQuadsOfPart =
       std::min<std::int64_t>(kQuadsOfGroup, V::kInputsOfPart<kBits, kLargest> / 2);
@@ -53,21 +56,8 @@ class GgmlDense {
       spans[r].units = rows[r].units + at / kTraits.numbers;
       spans[r].y = y + r * kChunk;
     }
-    alignas(64) std::uint8_t codes[kSpan / 4 * kQuadBytes];
-    const bool by_inputs = layout.order == GgmlOrder::inputs;
-    const bool unpacked = by_inputs || count > 2 * V::kRows;
-    // Places of a chunk take divisions, so those of the first are moved on.
-    Piece piece = piece_at(layout, memory, at, first);
-    const Piece next = piece_at(layout, memory, at, first + 1);
-    const Steps steps = {next.packed - piece.packed, next.pairs - piece.pairs,
-                         next.scales - piece.scales};
-    piece.codes = codes;
-    for (std::int64_t c = first; c < last; ++c) {
-      if (by_inputs) {
-        turn(piece.packed, layout.code_at(1, 0), inputs, codes);
-      } else if (unpacked) {
-        unpack(piece, inputs, codes);
-      }
+    const bool unpacked = layout.order == GgmlOrder::inputs || count > 2 * V::kRows;
+    for_chunks(layout, memory, at, first, last, unpacked, [&](const Piece& piece) {
       std::int64_t r = 0;
       const auto several = [&](auto together, auto from_codes) {
         for (; r + together <= count; r += together) {
@@ -82,6 +72,40 @@ class GgmlDense {
         several(kOne, std::false_type());
       }
       for (r = 0; r < count; ++r) spans[r].y += count * kChunk;
+    });
+  }
+
+ protected:
+  // Where a chunk's are in a span, and how far it is to the next pair of groups or block.
+  struct Piece {
+    const std::uint8_t* packed;
+    const std::uint8_t* pairs;
+    std::int64_t next_pair;
+    const std::uint16_t* scales;
+    std::int64_t next_scales;
+    std::uint8_t* codes;  // unpacked
+  };
+
+  // f(piece) for each chunk, with its codes unpacked, as those in GgmlOrder::inputs always are, or
+  // as they are.
+  template <class F>
+  static void for_chunks(const GgmlLayout& layout, const std::uint8_t* memory, std::int64_t at,
+                         std::int64_t first, std::int64_t last, bool unpacked, const F& f) {
+    const std::int64_t inputs = std::min(kSpan, layout.inputs - at);
+    alignas(64) std::uint8_t codes[kSpan / 4 * kQuadBytes];
+    // Places of a chunk take divisions, so those of the first are moved on.
+    Piece piece = piece_at(layout, memory, at, first);
+    const Piece next = piece_at(layout, memory, at, first + 1);
+    const Steps steps = {next.packed - piece.packed, next.pairs - piece.pairs,
+                         next.scales - piece.scales};
+    piece.codes = codes;
+    for (std::int64_t c = first; c < last; ++c) {
+      if (layout.order == GgmlOrder::inputs) {
+        turn(piece.packed, layout.code_at(1, 0), inputs, codes);
+      } else if (unpacked) {
+        unpack(piece, inputs, codes);
+      }
+      f(piece);
       piece.packed += steps.packed;
       piece.pairs += steps.pairs;
       piece.scales += steps.scales;
@@ -92,15 +116,6 @@ class GgmlDense {
   static constexpr std::integral_constant<int, V::kRows> kTogether = {};
   static constexpr std::integral_constant<int, 1> kOne = {};
 
-  // Where a chunk's are in a span, and how far it is to the next pair of groups or block.
-  struct Piece {
-    const std::uint8_t* packed;
-    const std::uint8_t* pairs;
-    std::int64_t next_pair;
-    const std::uint16_t* scales;
-    std::int64_t next_scales;
-    const std::uint8_t* codes;  // unpacked
-  };
   // From chunk to chunk.
   struct Steps {
     std::int64_t packed, pairs, scales;
