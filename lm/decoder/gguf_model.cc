@@ -32,16 +32,20 @@ class GgufSource final : public ParameterSource {
  public:
   GgufSource(std::shared_ptr<const io::StoredModel> model, const CheckpointSourceOptions& options)
       : model_(std::move(model)), options_(options) {
-    for (const io::StoredTensor& tensor : model_->tensors()) by_name_[tensor.tensor.name] = &tensor;
+    for (const io::StoredTensor& tensor : model_->tensors()) {
+      by_name_[tensor.tensor.name] = &tensor;
+      const bool in_blocks = tensor.tensor.linear && format_named(type_of(tensor)).has_value();
+      keeps_blocks_ = keeps_blocks_ || (options_.keep_codes && in_blocks);
+    }
     if (!options_.dtype) options_.dtype = own_dtype();
   }
 
   std::optional<GgmlFormat> format_of(const Parameter& parameter) const override {
-    const bool kept = options_.keep_codes && (parameter.kind == ParameterKind::embedding ||
-                                              parameter.kind == ParameterKind::matrix ||
-                                              parameter.kind == ParameterKind::residual_matrix);
+    const bool kept = keeps_blocks_ && (parameter.kind == ParameterKind::embedding ||
+                                        parameter.kind == ParameterKind::matrix ||
+                                        parameter.kind == ParameterKind::residual_matrix);
     if (!kept) return {};
-    return format_named(io::layout_of(find(parameter).stored->type).name);
+    return format_named(type_of(find(parameter)));
   }
 
   at::Tensor take(const Parameter& parameter) override {
@@ -71,17 +75,15 @@ class GgufSource final : public ParameterSource {
   }
 
  private:
+  static const char* type_of(const io::StoredTensor& tensor) {
+    return io::layout_of(tensor.stored->type).name;
+  }
   const io::StoredTensor& find(const Parameter& parameter) const {
     return *by_name_.at(parameter.name);
   }
 
   at::ScalarType own_dtype() const {
-    const auto has_format = [](const io::StoredTensor& one) {
-      return one.tensor.linear && format_named(io::layout_of(one.stored->type).name);
-    };
-    if (options_.keep_codes && std::ranges::any_of(model_->tensors(), has_format)) {
-      return at::kFloat;
-    }
+    if (keeps_blocks_) return at::kFloat;
     switch (io::float_type_of(model_->tensors())) {
       case io::SafeDType::BF16:
         return at::kBFloat16;
@@ -169,6 +171,7 @@ class GgufSource final : public ParameterSource {
   std::shared_ptr<const io::StoredModel> model_;
   CheckpointSourceOptions options_;
   std::unordered_map<std::string, const io::StoredTensor*> by_name_;
+  bool keeps_blocks_ = false;  // of linear layers, and then of the embedding too
   Dequantized dequantized_;
 };
 

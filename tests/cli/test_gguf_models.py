@@ -56,6 +56,16 @@ def test_types_are_kept_as_they_are_mixed(twell, words, tmp_path):
     assert nats(twell, words, "--model", file) == pytest.approx(expected, abs=0.02)
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_an_embedding_in_blocks_alone(twell, words, tmp_path, kind):
+    file = tmp_path / "m.gguf"
+    write_model(file, kind, "arcee", kinds={"token_embd": "Q8_0"}, blocks=unit_blocks)
+    twell("convert", file, tmp_path / "m")
+    expected = nats(twell, words, "--model", tmp_path / "m")  # the embedding rounded to the type
+    assert nats(twell, words, "--model", file) == pytest.approx(expected, abs=2e-3)
+    assert "down reads" not in explained(twell, file)[0]  # a layer as of a directory
+
+
 def test_memory_is_the_files(twell, tmp_path):
     file = tmp_path / "m.gguf"
     write_model(file, "Q8_0", "arcee", blocks=unit_blocks)
