@@ -119,8 +119,10 @@ std::optional<std::string> output_of(const std::vector<std::string>& command,
 
 }  // namespace
 
-std::string render_chat(const std::filesystem::path& model, const nlohmann::json& messages) {
-  const nlohmann::json request = {{"directory", model.string()}, {"messages", messages}};
+std::string render_chat(const std::string& model, const nlohmann::json& files,
+                        const nlohmann::json& messages) {
+  nlohmann::json request = files;
+  request["messages"] = messages;
   const auto answer =
       output_of({python(), "-I", "-X", "utf8", "-c", kChatTemplateScript}, request.dump());
   std::string why = fmt::format("takes more than {} seconds", kPatience.count());
@@ -130,7 +132,7 @@ std::string render_chat(const std::filesystem::path& model, const nlohmann::json
     why = found.is_object() && found.contains("error") ? found["error"].get<std::string>()
                                                        : "no answer from " + python();
   }
-  io::fail_file(model.string(), "chat template: {}; --no-template does without", why);
+  io::fail_file(model, "chat template: {}; --no-template does without", why);
 }
 
 std::string plain_chat(const nlohmann::json& messages) {

@@ -16,18 +16,30 @@ NAMES = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
 BYTES = 2 << 30
 
 
-def read_json(file):
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+class Files:
+    """Of a model: in a directory, or by their names in the request."""
+
+    def __init__(self, request):
+        self.directory, self.texts = request.get("directory"), request.get("files", {})
+
+    def text(self, name):
+        if self.directory is None:
+            return self.texts.get(name)
+        file = pathlib.Path(self.directory, name)
+        return file.read_text(encoding="utf-8") if file.is_file() else None
+
+    def json(self, name):
+        return json.loads(self.text(name) or "{}")
 
 
-def template_of(folder):
+def template_of(files):
     """Its text. A file of its own goes before tokenizer_config.json; of several by name, the one called
     default."""
-    own = folder / NAMES[0]
-    if own.is_file():
-        return own.read_text(encoding="utf-8")
+    own = files.text(NAMES[0])
+    if own is not None:
+        return own
     for name in NAMES[1:]:
-        found = read_json(folder / name).get("chat_template")
+        found = files.json(name).get("chat_template")
         if isinstance(found, list):
             found = {entry["name"]: entry["template"] for entry in found}.get("default")
         if isinstance(found, str):
@@ -49,15 +61,15 @@ DEFAULTS = {
 CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen2", "opt": "GPT2"}
 
 
-def special_tokens(folder):
+def special_tokens(files):
     """bos_token and the like, which templates name."""
-    model, said = read_json(folder / "config.json"), read_json(folder / "tokenizer_config.json")
+    model, said = files.json("config.json"), files.json("tokenizer_config.json")
     name = said.get("tokenizer_class") or model.get("tokenizer_class")
     name = name or CLASSES.get(model.get("model_type"), "")
     name = name.removesuffix("Fast").removesuffix("Tokenizer")
     found = {f"{key}_token": text for key, text in DEFAULTS.get(name, {}).items()}
     if "added_tokens_decoder" not in said:  # as in older files, whose tokens stand in one of their own
-        said |= read_json(folder / "special_tokens_map.json")
+        said |= files.json("special_tokens_map.json")
     for key, value in said.items():
         if key.endswith("_token"):
             found[key] = value.get("content") if isinstance(value, dict) else value
@@ -95,9 +107,9 @@ def environment():
 
 
 def render(request):
-    folder = pathlib.Path(request["directory"])
-    template = environment().from_string(template_of(folder))
-    about = {"tools": None, "documents": None, **special_tokens(folder)}
+    files = Files(request)
+    template = environment().from_string(template_of(files))
+    about = {"tools": None, "documents": None, **special_tokens(files)}
     text = template.render(messages=request["messages"], add_generation_prompt=True, **about)
     return {"text": text}
 

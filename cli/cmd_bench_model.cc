@@ -109,7 +109,8 @@ std::int64_t choose_layers(const BenchModelCommand& o, const io::ModelConfig& co
   if (o.layers > 0) return std::min(o.layers, config.num_hidden_layers);
   // Sparse, plain and, on a CPU, prepacked; each has a cache, and so have joined and eager forms.
   const double copies = o.device.is_cpu() ? 3 : 2;
-  const double element = o.dtype == "f32" || config.dtype == "float32" ? 4 : 2;
+  double element = o.dtype == "f32" || config.dtype == "float32" ? 4 : 2;
+  if (const auto gguf = o.gguf(); gguf && o.dtype == "auto") element = gguf->bytes_a_number();
   const auto need = lm::inference_need(config, o.compare, copies, 4, element);
   lm::DeviceRuntime& runtime = lm::runtime_of(o.device);
   return lm::layers_that_fit(need, config.num_hidden_layers, runtime.free_bytes(),

@@ -84,9 +84,9 @@ class Chat {
  public:
   explicit Chat(ChatCommand& o)
       : o_(o),
-        directory_(o.files()),
+        files_(o.chat_files()),
         tokenizer_(o.tokenizer()),
-        options_(o.sampling.of(directory_, 1024)) {
+        options_(o.sampling.of(o.gguf() ? o.model : o.directory(), 1024)) {
     if (const auto why = why_no_text(o_.system); !why.empty()) {
       io::fail_argument("--system", "{}", why);
     }
@@ -129,7 +129,7 @@ class Chat {
   Json results() const { return {{"messages", messages_}, {"turns", turns_}}; }
 
   std::string text_of(const Json& messages) const {
-    return o_.no_template ? plain_chat(messages) : render_chat(directory_, messages);
+    return o_.no_template ? plain_chat(messages) : render_chat(o_.model, files_, messages);
   }
 
   // A line that is a slash and letters, without spaces behind; else nothing. What goes on, as a
@@ -239,7 +239,7 @@ class Chat {
   static constexpr std::int64_t kRoom = 256;  // tokens kept free for an answer
 
   ChatCommand& o_;
-  std::string directory_;
+  Json files_;
   io::Tokenizer tokenizer_;
   lm::GenerateOptions options_;
   std::unique_ptr<lm::Model> model_;

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <torch/types.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -13,7 +12,7 @@
 #include "decoder/weights.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
-#include "gguf/stored_model.h"
+#include "gguf/tokenizer_files.h"
 #include "measure/model_compare.h"
 #include "measure/reference.h"
 #include "tokenizer/unicode.h"
@@ -39,20 +38,29 @@ std::string ModelOptions::directory() const {
   return found.string();
 }
 
-fs::path ModelOptions::files() const {
-  if (!fs::exists(model) || !io::is_gguf(model)) return directory();
-  if (!files_of_gguf_) {
-    const io::StoredModel stored(model, allow_unused);
-    files_of_gguf_ = std::make_shared<io::AtomicDirectory>(fs::temp_directory_path() /
-                                                           fmt::format("twell-{}", ::getpid()));
-    io::write_side_files(stored.file(), stored.config(), files_of_gguf_->temporary());
+std::shared_ptr<const io::StoredModel> ModelOptions::gguf() const {
+  if (!gguf_ && fs::exists(model) && io::is_gguf(model)) {
+    gguf_ = std::make_shared<const io::StoredModel>(model, allow_unused);
   }
-  return files_of_gguf_->temporary();
+  return gguf_;
 }
 
 io::ModelConfig ModelOptions::config() const {
-  if (!fs::exists(model) || !io::is_gguf(model)) return io::load_config(directory());
-  return io::StoredModel(model, allow_unused).config();
+  return gguf() ? gguf()->config() : io::load_config(directory());
+}
+
+io::Tokenizer ModelOptions::tokenizer() const {
+  if (!gguf()) return io::Tokenizer::load(directory());
+  const auto [json, config] = io::tokenizer_files_of(gguf()->file().metadata(), gguf()->config());
+  return io::Tokenizer::from_json(json, model, config);
+}
+
+nlohmann::json ModelOptions::chat_files() const {
+  if (!gguf()) return {{"directory", directory()}};
+  const io::ModelConfig config = gguf()->config();
+  const auto tokenizer = io::tokenizer_files_of(gguf()->file().metadata(), config);
+  return {
+      {"files", {{"config.json", config.to_json()}, {"tokenizer_config.json", tokenizer.config}}}};
 }
 
 std::optional<at::ScalarType> parse_dtype(const std::string& name) {
@@ -79,8 +87,7 @@ std::unique_ptr<lm::Model> ModelOptions::open(lm::FfnPath path, bool prepack) co
   load.round_inputs = activations == "int8";
   load.allow_unused = allow_unused;
   load.layers = layers;
-  const bool whole_file = fs::exists(model) && io::is_gguf(model);
-  return lm::load_model(whole_file ? model : directory(), load);
+  return lm::load_model(gguf() ? model : directory(), load);
 }
 
 void require_zeros(const std::string& directory, const io::ModelConfig& config) {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,7 +14,7 @@
 #include "checkpoint/side_files.h"
 #include "cli/command.h"
 #include "decoder/model.h"
-#include "files/run_directory.h"
+#include "gguf/stored_model.h"
 #include "tokenizer/tokenizer.h"
 #include "twell/status.h"
 
@@ -42,16 +42,16 @@ struct ModelOptions : CommonOptions {
   std::int64_t layers = 0;  // the first so many; 0: all
 
   std::string directory() const;  // of the model itself; throws where it is none
-  // A directory with its config.json, generation_config.json and tokenizer. Those of a GGUF file
-  // are written into one that goes with the last copy of this object.
-  std::filesystem::path files() const;
+  // The GGUF file that it is; null where it is none.
+  std::shared_ptr<const io::StoredModel> gguf() const;
   io::ModelConfig config() const;
   std::unique_ptr<lm::Model> open(lm::FfnPath path, bool prepack = false) const;
   std::unique_ptr<lm::Model> open() const { return open(lm::parse_ffn_path(path)); }
-  io::Tokenizer tokenizer() const { return io::Tokenizer::load(files()); }
+  io::Tokenizer tokenizer() const;
+  nlohmann::json chat_files() const;  // for render_chat()
 
  private:
-  mutable std::shared_ptr<io::AtomicDirectory> files_of_gguf_ = {};
+  mutable std::shared_ptr<const io::StoredModel> gguf_ = {};  // once it was asked for
 };
 
 // Throws where the model's activation yields no zeros, so that a benchmark has nothing to compare.

@@ -77,6 +77,20 @@ void Decoder::make_ffn(Block& block, const Make& make) {
                                             config_.block.experts);
 }
 
+std::unique_ptr<FeedForward> Decoder::make_float_ffn(FfnTensors& from, FfnPath path,
+                                                     ParameterSource& source,
+                                                     const LayerFindings* findings) const {
+  if (path == FfnPath::dense || !io::yields_zeros(config_.hidden_act)) {
+    return make_dense_feed_forward(ffn_of(from), activation());
+  }
+  auto ffn = make_sparse_feed_forward(ffn_of(from), activation(), path, findings);
+  // The gate is packed, or, where it is screened, read again when its screen is made.
+  for (Linear* linear : {&from.gate, &from.up, &from.down}) {
+    if (!ffn->keeps(linear->weight.tensor)) source.release(linear->weight);
+  }
+  return ffn;
+}
+
 void Decoder::use_dense_ffn(bool prepack, ParameterSource& source) {
   for (Block& block : weights_.blocks) {
     make_ffn(block, [&](FfnTensors& from) {
@@ -105,14 +119,7 @@ void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source,
     const auto layer = static_cast<std::size_t>(&block - weights_.blocks.data());
     const LayerFindings* known = layer < findings.size() ? &findings[layer] : nullptr;
     if (has_experts) known = &none;
-    make_ffn(block, [&](FfnTensors& from) {
-      auto ffn = make_sparse_feed_forward(ffn_of(from), activation(), path, known);
-      // The gate is packed, or, where it is screened, read again when its screen is made.
-      for (Linear* linear : {&from.gate, &from.up, &from.down}) {
-        if (!ffn->keeps(linear->weight.tensor)) source.release(linear->weight);
-      }
-      return ffn;
-    });
+    make_ffn(block, [&](FfnTensors& from) { return make_float_ffn(from, path, source, known); });
     pack_attention(block, source);
   }
   // Others stay as they are stored: the embedding may be the same.
@@ -136,7 +143,10 @@ void Decoder::use_ggml_ffn(FfnPath path, ParameterSource& source) {
   own_linears_ = true;
   for (Block& block : weights_.blocks) {
     make_ffn(block, [&](FfnTensors& from) {
-      return make_ggml_feed_forward(from, activation(), path, source);
+      const bool in_blocks =
+          from.gate.weight.format || from.up.weight.format || from.down.weight.format;
+      return in_blocks ? make_ggml_feed_forward(from, activation(), path, source)
+                       : make_float_ffn(from, path, source, nullptr);
     });
     pack_attention(block, source);
   }

@@ -98,6 +98,10 @@ class Decoder final : public Model {
   void make_ffn(Block& block, const Make& make);
   PackedRows whole(std::int64_t batch, std::int64_t length);
   PackedRows plan(std::span<const Chunk> chunks, const KvCache* cache);
+  // Of floating-point weights or codes, which it gives up as far as the layer does not read them.
+  std::unique_ptr<FeedForward> make_float_ffn(FfnTensors& from, FfnPath path,
+                                              ParameterSource& source,
+                                              const LayerFindings* findings) const;
   void pack_attention(Block& block, ParameterSource& source);
   // Ids [..., N] of tokens at `positions`, int64 [N] -> [..., N, D].
   at::Tensor look_up(const at::Tensor& ids, const at::Tensor& positions);

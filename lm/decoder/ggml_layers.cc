@@ -28,7 +28,7 @@ Linear packed(Linear& from, GgmlOrder order, ParameterSource& source) {
 
 const char* type_of(const Linear& linear) {
   if (linear.ggml) return name_of(linear.ggml->format());
-  return c10::toString(linear.weight.tensor.scalar_type());
+  return "f32";
 }
 
 class GgmlFeedForward final : public FeedForward {
@@ -41,6 +41,11 @@ class GgmlFeedForward final : public FeedForward {
     up_ = packed(from.up, GgmlOrder::outputs, source);
     down_ = packed(from.down, zeros ? GgmlOrder::inputs : GgmlOrder::outputs, source);
     norm_ = from.inner_norm;
+    if (path == FfnPath::sparse && !is_sparse()) {
+      throw Error(ErrorKind::unsupported, source.where(from.down.weight),
+                  "is in no blocks that have a sparse product, beside gate or up in such; use "
+                  "--path auto, or --dtype bf16");
+    }
   }
 
   at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) override {

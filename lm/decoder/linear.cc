@@ -94,8 +94,9 @@ at::Tensor rounded_inputs(const at::Tensor& x) {
 
 void Linear::pack(ParameterSource& source, GgmlOrder order) {
   if (weight.format) {
+    const Context& context = cpu_context();
     try {
-      ggml.emplace(ggml_view(*weight.format, weight.tensor), order, &cpu_context());
+      ggml.emplace(ggml_view(*weight.format, weight.tensor), order, &context);
     } catch (const Error& error) {
       throw Error(error.kind(), source.where(weight), error.what());
     }

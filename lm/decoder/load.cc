@@ -64,13 +64,7 @@ void settle(Decoder& model) {
 }
 
 // Where nothing is faster by rounded inputs, they only lose.
-void require_rounding(const std::string& file, const io::ModelConfig& config, bool on_cpu,
-                      bool in_blocks) {
-  if (on_cpu && in_blocks) {
-    throw Error(ErrorKind::unsupported, file,
-                "products of its blocks round their inputs to 8 bits already, as llama.cpp's do; "
-                "leave --activations out");
-  }
+void require_rounding(const std::string& file, const io::ModelConfig& config, bool on_cpu) {
   const char* const missing = !on_cpu ? "are for inference on a CPU; use --device cpu"
                               : !config.quantization ? "are for a model with quantised weights; "
                                                        "twell quantize makes one"
@@ -100,9 +94,7 @@ std::unique_ptr<Model> load_model(const std::string& model_path, const LoadOptio
   }
   const bool on_cpu = options.device.is_cpu();
   const bool infers_on_cpu = on_cpu && !options.trainable;
-  if (options.round_inputs) {
-    require_rounding(said_in, config, infers_on_cpu, stored && !options.dtype);
-  }
+  if (options.round_inputs && !stored) require_rounding(said_in, config, infers_on_cpu);
   if (const std::int64_t experts = config.block.experts.count; experts > 0 && !on_cpu) {
     throw Error(ErrorKind::unsupported, said_in,
                 fmt::format("layers of {} experts run on a CPU only; use --device cpu", experts));
@@ -124,6 +116,12 @@ std::unique_ptr<Model> load_model(const std::string& model_path, const LoadOptio
   ParameterSource& source = opened->source();
   auto model = std::make_unique<Decoder>(opened->config(), source, options.device);
   opened->note_dequantized();
+  if (options.round_inputs && model->has_ggml_weights()) {
+    throw Error(ErrorKind::unsupported, said_in,
+                "products of its blocks round their inputs to 8 bits already, as llama.cpp's do; "
+                "leave --activations out");
+  }
+  if (options.round_inputs && stored) require_rounding(said_in, opened->config(), infers_on_cpu);
   if (options.round_inputs) model->round_inputs();
   const auto check_used = [&] {
     if (whole && !options.allow_unused) opened->check_all_used();

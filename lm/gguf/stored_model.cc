@@ -41,6 +41,10 @@ StoredModel::StoredModel(const std::filesystem::path& file, bool allow_unknown) 
       fail_file(file_.name(), "tensor {} has the shape {}, expected {}", in_quotes(tensor.gguf),
                 in_brackets(stored->shape), in_brackets(tensor.shape));
     }
+    if (!tensor.is_matrix() && is_quantised(stored->type)) {
+      fail_unsupported(file_.name(), "tensor {} is a vector in {}, which is not supported",
+                       in_quotes(tensor.gguf), layout_of(stored->type).name);
+    }
     used.insert(tensor.gguf);
     tensors_.push_back({std::move(tensor), stored});
   }
@@ -50,6 +54,15 @@ StoredModel::StoredModel(const std::filesystem::path& file, bool allow_unknown) 
                      "tensor {} is none of a {} model's (--allow-unused leaves it out)",
                      in_quotes(tensor.name), config_.architecture->name);
   }
+}
+
+double StoredModel::bytes_a_number() const {
+  double bytes = 0, numbers = 0;
+  for (const auto& [tensor, stored] : tensors_) {
+    bytes += static_cast<double>(stored->end - stored->begin);
+    numbers += static_cast<double>(tensor.rows() * tensor.columns());
+  }
+  return bytes / numbers;
 }
 
 const std::byte* StoredModel::row(const StoredTensor& tensor, std::int64_t row) const {
@@ -72,14 +85,15 @@ SafeDType float_type_of(const std::vector<StoredTensor>& tensors) {
 
 void write_side_files(const GgufFile& file, const ModelConfig& config,
                       const std::filesystem::path& directory, bool tokenizer) {
+  TokenizerFiles files;
+  if (tokenizer) files = tokenizer_files_of(file.metadata(), config);
+  save_config(directory, config);  // makes the directory
   if (tokenizer) {
-    const TokenizerFiles files = tokenizer_files_of(file.metadata(), config);
     write_file_atomically(directory / "tokenizer.json", files.tokenizer);
     write_file_atomically(directory / "tokenizer_config.json", files.config);
   }
   const std::string generation = generation_config_of(config);
   if (!generation.empty()) write_file_atomically(directory / "generation_config.json", generation);
-  save_config(directory, config);
 }
 
 }  // namespace twell::io

@@ -33,6 +33,7 @@ class StoredModel {
   const GgufFile& file() const { return file_; }
   const ModelConfig& config() const { return config_; }  // without dtype and quantisation
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  // in checkpoint order
+  double bytes_a_number() const;                                         // mean of all
   // Where a row of a matrix, or a number of a vector, is.
   const std::byte* row(const StoredTensor& tensor, std::int64_t row) const;
 

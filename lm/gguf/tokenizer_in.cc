@@ -36,7 +36,7 @@ class TokenizerReader {
     } else {
       fail_unsupported(values_.file(),
                        "tokenizer.ggml.model {} is not supported (supported: gpt2, llama); "
-                       "--tokenizer names another",
+                       "twell convert --tokenizer takes another",
                        in_quotes(kind));
     }
     return {document_.dump() + "\n", config_json().dump(2) + "\n"};
@@ -48,7 +48,8 @@ class TokenizerReader {
     types_ = values_.integers(gguf_keys::kTypes);
     const std::string& file = values_.file();
     if (tokens_.empty()) {
-      fail_file(file, "has no tokenizer (tokenizer.ggml.tokens); --tokenizer names one");
+      fail_file(file,
+                "has no tokenizer (tokenizer.ggml.tokens); twell convert --tokenizer takes one");
     }
     if (std::ssize(tokens_) > config_.vocab_size) {
       fail_file(file, "has {} tokens, but the embedding has {} rows", tokens_.size(),
@@ -114,7 +115,7 @@ class TokenizerReader {
       const bool wanted = values_.boolean(flag, fallback && named);
       if (wanted && !named) {
         fail_file(values_.file(),
-                  "{} is true, but no such token is named; --tokenizer names another tokenizer",
+                  "{} is true, but no such token is named; twell convert --tokenizer takes another",
                   flag);
       }
       return wanted;
@@ -182,9 +183,10 @@ class TokenizerReader {
     if (const NamedPreTokenizer* found = find_pre_tokenizer(name)) return *found;
     std::vector<std::string_view> names;
     for (const NamedPreTokenizer& one : named_pre_tokenizers()) names.emplace_back(one.name);
-    fail_unsupported(values_.file(),
-                     "{} {} is not supported (supported: {}); --tokenizer names another tokenizer",
-                     key, in_quotes(name), fmt::join(names, ", "));
+    fail_unsupported(
+        values_.file(),
+        "{} {} is not supported (supported: {}); twell convert --tokenizer takes another", key,
+        in_quotes(name), fmt::join(names, ", "));
   }
 
   // Without merges a text is single bytes, so a vocabulary of more says that merges are missing.
@@ -195,7 +197,8 @@ class TokenizerReader {
     for (std::size_t id = 0; id < tokens_.size(); ++id) {
       if (types_[id] != gguf_keys::kNormalToken || is_byte(tokens_[id])) continue;
       fail_file(values_.file(),
-                "has no {}, of which token {} ({}) would be made; --tokenizer names another "
+                "has no {}, of which token {} ({}) would be made; twell convert --tokenizer takes "
+                "another "
                 "tokenizer",
                 gguf_keys::kMerges, id, in_quotes(tokens_[id]));
     }

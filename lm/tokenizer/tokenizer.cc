@@ -51,12 +51,9 @@ void note_missing_tokens(const JsonObject& config, const Tokenizer::Impl& impl) 
   }
 }
 
-void read_tokenizer_config(const fs::path& path, Tokenizer::Impl& impl) {
-  const fs::path map = path.parent_path() / "special_tokens_map.json";
-  std::error_code ignored;
-  if (!fs::exists(path, ignored)) return read_special_tokens_map(map, impl);
-  const std::string file = path.string();
-  std::string text = read_file(path);
+// `map`: where special_tokens_map.json would be.
+void read_tokenizer_config(std::string text, const std::string& file, const fs::path& map,
+                           Tokenizer::Impl& impl) {
   const Json document = parse_python_json(text, file);
   const JsonObject config(document, file);
   impl.bos = named_token(config, "bos_token", impl);
@@ -67,6 +64,13 @@ void read_tokenizer_config(const fs::path& path, Tokenizer::Impl& impl) {
     read_special_tokens_map(map, impl);
   }
   impl.files.emplace_back(kConfigName, std::move(text));
+}
+
+void read_tokenizer_config_of(const fs::path& directory, Tokenizer::Impl& impl) {
+  const fs::path path = directory / kConfigName, map = directory / "special_tokens_map.json";
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return read_special_tokens_map(map, impl);
+  read_tokenizer_config(read_file(path), path.string(), map, impl);
 }
 
 constexpr const char* kRemedy =
@@ -110,7 +114,7 @@ std::shared_ptr<Tokenizer::Impl> read_file_of(const fs::path& path) {
   } else {
     out = read_tokenizer_json(text, path.string());
   }
-  read_tokenizer_config(path.parent_path() / kConfigName, *out);
+  read_tokenizer_config_of(path.parent_path(), *out);
   return out;
 }
 
@@ -131,8 +135,11 @@ Tokenizer Tokenizer::load(const fs::path& path) {
   return Tokenizer(read_file_of(file));
 }
 
-Tokenizer Tokenizer::from_json(std::string_view json, const std::string& file) {
-  return Tokenizer(read_tokenizer_json(json, file));
+Tokenizer Tokenizer::from_json(std::string_view json, const std::string& file,
+                               const std::string& config) {
+  const std::shared_ptr<Impl> impl = read_tokenizer_json(json, file);
+  if (!config.empty()) read_tokenizer_config(config, file, {}, *impl);
+  return Tokenizer(impl);
 }
 
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {

@@ -26,7 +26,10 @@ class Tokenizer {
   // (merges.txt is then looked for beside vocab.json). Throws Error (unsupported) for a vocab.json
   // that is not GPT-2's, and for tokenizer.model, SentencePiece's own file.
   static Tokenizer load(const std::filesystem::path& path);
-  static Tokenizer from_json(std::string_view json, const std::string& file);
+  // The texts of tokenizer.json and, if there is one, tokenizer_config.json; `file` is for
+  // messages.
+  static Tokenizer from_json(std::string_view json, const std::string& file,
+                             const std::string& config = {});
 
   // `add_special_tokens`: what the post-processor puts around a text (begin of text). As in
   // transformers, add_bos_token of tokenizer_config.json says nothing beside it. Bytes that are no

@@ -1,6 +1,5 @@
 """--model file.gguf: the file's blocks are what is multiplied, and everything else is in the file too."""
 
-import json
 import pathlib
 import random
 import tempfile
@@ -78,6 +77,20 @@ def test_memory_is_the_files(twell, tmp_path):
     assert 0 < bench.json["nnz_mean"] < NEURONS and "in the same blocks" in bench.out
 
 
+def test_layers_beside_blocks_are_sparse_too(twell, words, tmp_path):
+    file = tmp_path / "m.gguf"
+    write_model(file, "F32", "arcee", kinds={"output": "Q6_K"}, blocks=unit_blocks)
+    done = twell("generate", "--model", file, "--prompt", "t5", "--max-tokens", 2, "--path", "sparse", json_name="g.json")
+    assert done.json["path"] == "sparse"
+    twell("convert", file, tmp_path / "m", "--dtype", "f32")
+    expected = nats(twell, words, "--model", tmp_path / "m")
+    assert nats(twell, words, "--model", file) == pytest.approx(expected, abs=0.02)
+    write_model(file, "Q4_K", "arcee", kinds={"ffn_down": "Q5_1"}, blocks=unit_blocks)
+    line = twell("generate", "--model", file, "--prompt", "t5", "--path", "sparse", ok=False).error_line()
+    assert "blk.0.ffn_down.weight" in line and "--path auto" in line
+    assert "down reads all neurons" in explained(twell, file)[0]
+
+
 def test_chat_has_the_files_template(twell, tmp_path):
     file = tmp_path / "m.gguf"
     write_model(file, "Q4_0", template="{% for m in messages %}{{ m.content }}{% endfor %}", blocks=unit_blocks)
@@ -89,13 +102,13 @@ def test_chat_has_the_files_template(twell, tmp_path):
 
 def test_wrong_use_is_one_line(twell, words, tmp_path):
     file = tmp_path / "m.gguf"
-    numbers = write_model(file, "Q4_K", blocks=unit_blocks)
+    write_model(file, "Q4_K", blocks=unit_blocks)
     whole = file.read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[:-100])
     tensor = {t.name: t for t in gguf.GGUFReader(file).tensors}["blk.1.ffn_up.weight"]
     at = int(tensor.data_offset)
     (tmp_path / "inf.gguf").write_bytes(whole[:at] + b"\x00\x7c" + whole[at + 2 :])
-    assert len(numbers) > 0
+    write_model(tmp_path / "vector.gguf", "BF16", "qwen2", kinds={"attn_q.bias": "Q8_0"})
     ask = ("--prompt", "t5", "--max-tokens", 1)
     for arguments, parts in {
         ("generate", "--model", tmp_path / "cut.gguf", *ask): ("cut.gguf", "truncated"),
@@ -103,10 +116,16 @@ def test_wrong_use_is_one_line(twell, words, tmp_path):
         ("generate", "--model", tmp_path / "inf.gguf", *ask): ("inf.gguf", "blk.1.ffn_up.weight", "not finite"),
         ("generate", "--model", file, "--path", "sparse", *ask): ("m.gguf", "yields no zeros"),
         ("generate", "--model", file, "--activations", "int8", *ask): ("m.gguf", "8 bits already"),
+        ("generate", "--model", tmp_path / "vector.gguf", *ask): ("vector.gguf", "attn_q.bias", "a vector in Q8_0"),
+        ("convert", tmp_path / "vector.gguf", tmp_path / "v"): ("vector.gguf", "attn_q.bias", "a vector in Q8_0"),
+        ("chat", "--model", file): ("m.gguf", "chat template", "there is none"),
         ("bench", "model", "--model", file): ("m.gguf", "yields no zeros"),
         ("quantize", "--model", file, "--type", "int8", "--out", tmp_path / "q"): ("m.gguf", "twell convert"),
         ("prepare", "--model", file, "--text", words): ("m.gguf", "twell convert"),
     }.items():
         line = twell(*arguments, ok=False).error_line()
         assert all(part in line for part in parts), line
-    assert json.dumps(sorted(p.name for p in tmp_path.iterdir())) == '["cut.gguf", "inf.gguf", "m.gguf"]'
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cut.gguf", "inf.gguf", "m.gguf", "vector.gguf"]
+    write_model(file, "BF16", "arcee")
+    line = twell("generate", "--model", file, "--activations", "int8", *ask, ok=False).error_line()
+    assert "quantised weights" in line

@@ -228,7 +228,7 @@ TEST(ImportGguf, WordsWithoutMerges) {
   file.drop("tokenizer.ggml.merges");
   const std::string why = test::message_of([&] { Imported{file}; });
   EXPECT_NE(why.find("has no tokenizer.ggml.merges, of which token 2 (\"ab\") would be made; "
-                     "--tokenizer names another tokenizer"),
+                     "twell convert --tokenizer takes another"),
             std::string::npos)
       << why;
   file.drop("tokenizer.ggml.tokens");

@@ -75,7 +75,8 @@ def write_model(path, kind, architecture="llama", tied=False, vocabulary=64, kin
         if len(shape) == 1:
             data = rng.standard_normal(shape).astype(numpy.float32)
             numbers[name] = data
-            out.add_tensor(name, data)
+            own = gguf.GGMLQuantizationType[(kinds or {}).get(".".join(name.split(".")[-2:]), "F32")]
+            out.add_tensor(name, gguf.quants.quantize(data, own), raw_dtype=own)
             return
         own = gguf.GGMLQuantizationType[(kinds or {}).get(name.split(".")[-2], kind)]
         if own.name in ("F32", "F16", "BF16"):
