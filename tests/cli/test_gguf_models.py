@@ -80,7 +80,8 @@ def test_memory_is_the_files(twell, tmp_path):
 def test_layers_beside_blocks_are_sparse_too(twell, words, tmp_path):
     file = tmp_path / "m.gguf"
     write_model(file, "F32", "arcee", kinds={"output": "Q6_K"}, blocks=unit_blocks)
-    done = twell("generate", "--model", file, "--prompt", "t5", "--max-tokens", 2, "--path", "sparse", json_name="g.json")
+    done = twell("generate", "--model", file, "--prompt", "t5", "--max-tokens", 2, "--path", "sparse",
+                 json_name="g.json")  # fmt: skip
     assert done.json["path"] == "sparse"
     twell("convert", file, tmp_path / "m", "--dtype", "f32")
     expected = nats(twell, words, "--model", tmp_path / "m")
