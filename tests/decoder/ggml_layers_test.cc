@@ -101,6 +101,7 @@ TEST_P(GgmlLayers, AreTheirProducts) {
        {std::pair{io::HiddenAct::relu_squared, false}, std::pair{io::HiddenAct::relu, true},
         std::pair{io::HiddenAct::silu, true}}) {
     for (const FfnPath path : {FfnPath::dense, FfnPath::sparse, FfnPath::automatic}) {
+      if (path == FfnPath::sparse && !io::yields_zeros(act)) continue;
       Layer layer = make_layer(GetParam(), act, gated);
       NoSource source;
       const auto ffn = make_ggml_feed_forward(layer.tensors, layer.activation, path, source);
@@ -122,6 +123,25 @@ TEST_P(GgmlLayers, AreTheirProducts) {
       EXPECT_EQ(ffn->forward(at::empty({0, 256}), 0, nullptr).sizes(), (at::IntArrayRef{0, 256}));
     }
   }
+}
+
+TEST_P(GgmlLayers, AreNotSparseWhereDownIsNot) {
+  Layer layer = make_layer(GetParam(), io::HiddenAct::relu, false);
+  layer.tensors.down = {};
+  layer.tensors.down.weight = {.name = "down", .tensor = at::randn({256, 512})};
+  NoSource source;
+  const auto make = [&](FfnPath path) {
+    FfnTensors tensors;
+    tensors.up = layer.tensors.up;
+    tensors.down = layer.tensors.down;
+    return make_ggml_feed_forward(tensors, layer.activation, path, source);
+  };
+  EXPECT_THAT(message_of([&] { make(FfnPath::sparse); }),
+              testing::AllOf(testing::HasSubstr("tensor down"), testing::HasSubstr("--path auto")));
+  EXPECT_EQ(make(FfnPath::automatic)->path(), FfnPath::dense);
+  const at::Tensor x = at::randn({3, 256});
+  const at::Tensor y = at::linear(layer.hidden(x), layer.tensors.down.weight.tensor);
+  EXPECT_TRUE(at::allclose(make(FfnPath::automatic)->forward(x, 0, nullptr), y, 1e-4, 1e-2));
 }
 
 TEST_P(GgmlLayers, TurnDownAroundWhereMostNeuronsFire) {
