@@ -86,7 +86,7 @@ class Chat {
       : o_(o),
         files_(o.chat_files()),
         tokenizer_(o.tokenizer()),
-        options_(o.sampling.of(o.gguf() ? o.model : o.directory(), 1024)) {
+        options_(o.sampling.of(o.location(), 1024)) {
     if (const auto why = why_no_text(o_.system); !why.empty()) {
       io::fail_argument("--system", "{}", why);
     }

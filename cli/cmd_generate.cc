@@ -78,7 +78,7 @@ std::vector<std::vector<std::int64_t>> encode_prompts(const std::vector<Prompt>&
 void run(GenerateCommand& o) {
   const std::vector<Prompt> texts = prompt_texts(o);
   const io::Tokenizer tokenizer = o.tokenizer();
-  lm::GenerateOptions options = o.sampling.of(o.gguf() ? o.model : o.directory(), 128);
+  lm::GenerateOptions options = o.sampling.of(o.location(), 128);
   const auto model = o.open();
   const auto prompts = encode_prompts(texts, tokenizer, model->config().max_position_embeddings);
   const bool alone = prompts.size() == 1;

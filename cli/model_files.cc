@@ -87,7 +87,7 @@ std::unique_ptr<lm::Model> ModelOptions::open(lm::FfnPath path, bool prepack) co
   load.round_inputs = activations == "int8";
   load.allow_unused = allow_unused;
   load.layers = layers;
-  return lm::load_model(gguf() ? model : directory(), load);
+  return lm::load_model(location(), load);
 }
 
 void require_zeros(const std::string& directory, const io::ModelConfig& config) {

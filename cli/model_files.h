@@ -44,6 +44,7 @@ struct ModelOptions : CommonOptions {
   std::string directory() const;  // of the model itself; throws where it is none
   // The GGUF file that it is; null where it is none.
   std::shared_ptr<const io::StoredModel> gguf() const;
+  std::string location() const { return gguf() ? model : directory(); }  // of either
   io::ModelConfig config() const;
   std::unique_ptr<lm::Model> open(lm::FfnPath path, bool prepack = false) const;
   std::unique_ptr<lm::Model> open() const { return open(lm::parse_ffn_path(path)); }

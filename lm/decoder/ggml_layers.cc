@@ -1,6 +1,5 @@
 #include "decoder/ggml_layers.h"
 
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <torch/types.h>
 #include <torch/utils.h>
