@@ -21,8 +21,7 @@ const TierKernels& amx_kernels() {
     }
     for (std::size_t i = 0; i < kGgmlFormats; ++i) {
       const amx::GgmlDenseRows& tiles = amx::ggml_dense_rows[i];
-      if (tiles.run == nullptr) continue;
-      out.ggml.product[i].dense_rows = tiles.run;
+      if (tiles.run != nullptr) out.ggml.product[i].dense_rows = tiles.run;
       out.ggml.product[i].most_sparse = tiles.most_sparse;
     }
     return out;

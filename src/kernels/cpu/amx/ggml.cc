@@ -221,8 +221,9 @@ class GgmlTiles : GgmlDense<kFormat> {
 
 template <GgmlFormat kFormat>
 constexpr GgmlDenseRows make_dense_rows() {
-  // Shares at which GgmlTile takes as long, with 512 rows, 2560 outputs and 18432 inputs.
-  return {GgmlTiles<kFormat>::run, traits_of(kFormat).bits == 8 ? 0.05 : 0.12};
+  // Shares at which GgmlTile takes as long, with 256 rows, 2560 outputs and 4608 inputs. A scale
+  // for each 32 inputs costs it more than it costs tiles.
+  return {GgmlTiles<kFormat>::run, traits_of(kFormat).sub_scales ? 0.05 : 0.017};
 }
 
 }  // namespace
@@ -231,6 +232,6 @@ constexpr GgmlDenseRows make_dense_rows() {
 constinit const std::array<GgmlDenseRows, kGgmlFormats> ggml_dense_rows = {
     make_dense_rows<GgmlFormat::q4_0>(), make_dense_rows<GgmlFormat::q5_0>(),
     make_dense_rows<GgmlFormat::q8_0>(), make_dense_rows<GgmlFormat::q4_k>(),
-    make_dense_rows<GgmlFormat::q5_k>(), GgmlDenseRows()};
+    make_dense_rows<GgmlFormat::q5_k>(), GgmlDenseRows{nullptr, 0.12}};
 
 }  // namespace twell::amx

@@ -1,5 +1,5 @@
 // The product of rows with all of a GgmlMatrix, a span of inputs after the other. For many rows,
-// and in GgmlOrder::inputs always, the codes of a chunk are unpacked to quads once.
+// and in GgmlOrder::inputs always, the codes of chunks are unpacked to quads once.
 #pragma once
 
 #include <algorithm>
@@ -91,18 +91,26 @@ class GgmlDense {
   template <class F>
   static void for_chunks(const GgmlLayout& layout, const std::uint8_t* memory, std::int64_t at,
                          std::int64_t first, std::int64_t last, bool unpacked, const F& f) {
+    // Inputs are far apart in GgmlOrder::inputs, so a visit turns several chunks, which stay in L2.
+    // Otherwise those of one stay in L1.
+    constexpr std::int64_t kTurned = 8;
+    // Two lines more, so that chunks do not share the cache's sets.
+    constexpr std::int64_t kCodeBytes = kSpan / 4 * kQuadBytes + 128;
     const std::int64_t inputs = std::min(kSpan, layout.inputs - at);
-    alignas(64) std::uint8_t codes[kSpan / 4 * kQuadBytes];
+    const bool turned = layout.order == GgmlOrder::inputs;
+    alignas(64) std::uint8_t codes[kTurned * kCodeBytes];
     // Places of a chunk take divisions, so those of the first are moved on.
     Piece piece = piece_at(layout, memory, at, first);
     const Piece next = piece_at(layout, memory, at, first + 1);
     const Steps steps = {next.packed - piece.packed, next.pairs - piece.pairs,
                          next.scales - piece.scales};
-    piece.codes = codes;
     for (std::int64_t c = first; c < last; ++c) {
-      if (layout.order == GgmlOrder::inputs) {
-        turn(piece.packed, layout.code_at(1, 0), inputs, codes);
-      } else if (unpacked) {
+      const std::int64_t place = turned ? (c - first) % kTurned : 0;
+      piece.codes = codes + place * kCodeBytes;
+      if (turned && place == 0) {
+        turn(piece.packed, layout.code_at(1, 0), inputs, steps.packed, std::min(kTurned, last - c),
+             codes, kCodeBytes);
+      } else if (!turned && unpacked) {
         unpack(piece, inputs, codes);
       }
       f(piece);
@@ -158,14 +166,15 @@ class GgmlDense {
       V::store(load(piece, quad), codes + quad * kQuadBytes);
     }
   }
-  // Quads of inputs whose codes lie `input` bytes apart. Those of later chunks follow them.
+  // Quads of inputs whose codes lie `input` bytes apart, of chunks that lie `chunk` bytes apart.
   static void turn(const std::uint8_t* from, std::int64_t input, std::int64_t inputs,
-                   std::uint8_t* codes) {
-    for (std::int64_t i = 0; i < inputs; i += 4, codes += kQuadBytes, from += 4 * input) {
-      for (std::int64_t k = 0; k < 4; ++k) __builtin_prefetch(from + k * input + 128);
-      GgmlVectors::put_quad<kBits>(from, input, codes);
-      if constexpr (V::kOffset<kBits> == 128) {
-        for (std::int64_t k = 0; k < kQuadBytes; ++k) codes[k] ^= 128U;
+                   std::int64_t chunk, std::int64_t chunks, std::uint8_t* to, std::int64_t next) {
+    constexpr std::int64_t kAhead = 16;
+    for (std::int64_t i = 0; i < inputs; i += 4, from += 4 * input, to += kQuadBytes) {
+      for (std::int64_t c = 0; c < chunks; ++c) {
+        const std::uint8_t* const at = from + c * chunk;
+        for (std::int64_t k = 0; k < 4; ++k) __builtin_prefetch(at + (k + kAhead) * input, 0, 2);
+        GgmlVectors::put_quad<kBits, V::kOffset<kBits>>(at, input, to + c * next);
       }
     }
   }
