@@ -61,6 +61,7 @@ Processes Processes::started() {
     if (initialized == 0) {
       MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
       std::atexit(leave);
+      std::at_quick_exit(leave);
     }
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &count);

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._dynamo import eval_frame
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from twell import ops
@@ -105,11 +108,20 @@ class Opened:
         weakref.finalize(self, _close, self.number.clone()).atexit = False
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _close(number: Tensor) -> None:
-    # Garbage may be collected while a graph is traced, which this is no part of.
-    with _disable_current_modes():
+    # Without modes there is nothing to disable, and what does it may be half imported by now.
+    modes = torch._C._len_torch_dispatch_stack() + _len_torch_dispatch_stack_pre_dispatch()
+    with _disable_current_modes() if modes > 0 else nullcontext():
         torch.ops.twell.close_layer(number)
+
+
+# Garbage may be collected while a graph is traced, which this is no part of. torch.compiler.disable()
+# says so too, but imports what compiles, which takes a second.
+try:
+    _skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(_close.__code__, eval_frame._FrameExecStrategy(_skip, _skip))
+except AttributeError:  # a PyTorch whose names are others
+    _close = torch.compiler.disable(_close)
 
 
 def run(x: Tensor, block: Tensor, layer: Tensor, columns: int, dtype: torch.dtype, coded: bool) -> Tensor:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import pty
@@ -18,9 +19,15 @@ COMMANDS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def help_of(twell):
+    """What `--help` of a command prints; each is asked once."""
+    return functools.cache(lambda *command: twell(*command, "--help"))
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_explains_and_shows_an_example(twell, command):
-    done = twell(*command, "--help")
+def test_help_explains_and_shows_an_example(help_of, command):
+    done = help_of(*command)
     assert "Usage:" in done.out and "--json" in done.out and "--threads" in done.out
     example = done.out.split("Example:\n", 1)[1]
     assert example.strip().startswith("twell " + " ".join(command))
@@ -39,12 +46,12 @@ def options_of(help_text):
     return set(re.findall(r"^  (?:-\w,)?(--[a-z0-9-]+)", help_text, re.M))
 
 
-def test_the_manual_page_has_what_help_has(twell):
+def test_the_manual_page_has_what_help_has(twell, help_of):
     page = twell("--print", "man").out
     for command in COMMANDS:
         section = page.split(f'.SS "twell {" ".join(command)}"\n', 1)[1].split("\n.SS ", 1)[0]
         text = section.replace("\\-", "-")
-        options = options_of(twell(*command, "--help").out)
+        options = options_of(help_of(*command).out)
         assert options
         assert options <= set(re.findall(r"(--[a-z0-9-]+)", text)), command
     assert all(line.isascii() or line[0] not in ".'" for line in page.splitlines())
@@ -63,13 +70,13 @@ def completed(script, *words):
     return run.stdout.split()
 
 
-def test_bash_completes_commands_options_and_values(twell, tmp_path):
+def test_bash_completes_commands_options_and_values(twell, help_of, tmp_path):
     script = tmp_path / "twell"
     script.write_text(twell("--print", "bash-completion").out)
     assert "generate" in completed(script, "twell", "")
     assert completed(script, "twell", "bench", "f") == ["ffn"]
     for command in COMMANDS:
-        options = options_of(twell(*command, "--help").out)
+        options = options_of(help_of(*command).out)
         assert options <= set(completed(script, "twell", *command, "--"))
     assert completed(script, "twell", "generate", "--path", "s") == ["sparse"]
     assert completed(script, "twell", "train", "--out", str(script)[:-1]) == [str(script)]

@@ -175,6 +175,23 @@ def test_what_is_kept_of_a_layer_goes_with_it() -> None:
     assert torch.equal(ops.run_layer(x, block, number, 64), twin(x))
 
 
+def test_no_graph_has_the_end_of_a_layer() -> None:
+    graphs = []
+
+    def count(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def traced(number: Tensor) -> Tensor:
+        torch.ops.twell.close_layer(number)
+        return number + 1
+
+    for close, expected in ((_block._close, 0), (traced, 1)):
+        graphs.clear()
+        torch.compile(close, backend=count)(module_of(0.1).freeze()._opened.number.clone())
+        assert len(graphs) == expected
+
+
 def test_threads_share_a_layer(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWELL_CALIBRATION", "")
     module, x = module_of(0.1, dtype).freeze(path="auto"), make_layer(64, 320, dtype, density=0.1).inputs(40)

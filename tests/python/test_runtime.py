@@ -34,7 +34,8 @@ def test_only_the_stable_abi_is_imported() -> None:
 
 def test_one_openmp_runtime() -> None:
     run = python(
-        "import torch, twell\n"
+        "import sys, torch, twell\n"
+        "assert 'torch._dynamo' not in sys.modules, 'takes a second'\n"
         "x = torch.randn(8, 32)\n"
         "w = torch.randn(64, 32)\n"
         "twell.ops.ffn(x, twell.ops.pack_weight(w), w, w)\n"
