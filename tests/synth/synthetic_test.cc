@@ -49,14 +49,16 @@ TEST(Activity, PopularityIsSkewedAndPartlyDead) {
 TEST(Activity, RowShiftsGiveTheMeanForFewAndManyTokens) {
   const ActivityShape shape;
   const auto p = neuron_popularity(5632, shape, 3);
+  std::vector<double> quantiles;
+  for (const double popularity : p) {
+    if (popularity > 0) quantiles.push_back(normal_quantile(popularity));
+  }
   for (const std::int64_t tokens : {1, 2, 64, 1000}) {
     double sum = 0;
     std::vector<double> counts;
     for (const double shift : row_shifts(tokens, p, shape, 3)) {
       double count = 0;
-      for (const double popularity : p) {
-        if (popularity > 0) count += normal_cdf(normal_quantile(popularity) + shift);
-      }
+      for (const double quantile : quantiles) count += normal_cdf(quantile + shift);
       counts.push_back(count);
       sum += count;
     }
