@@ -5,6 +5,7 @@ Nothing is checked here: a mistake is named by the operator when it runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -154,7 +155,7 @@ def _ffn_train(
     x: Tensor, weights: list[Any], screen: Tensor | None = None, form: str = "relu", hot: int = 0
 ) -> tuple[Tensor, ...]:
     gate, up, down = weights[:3]
-    rows, neurons = x.shape[:-1].numel(), gate.shape[0]
+    rows, neurons = math.prod(x.shape[:-1]), gate.shape[0]
     sizes: tuple[tuple[Any, ...], ...]
     if x.device.type == "cpu":
         sizes = (rows + 1,), (rows * neurons,), (1 if up is None else 2, rows * neurons)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -79,7 +80,7 @@ class TrainingForm:
     def saw(self, x: Tensor, neuron_nnz: Tensor) -> None:
         """Notes how many tokens of x fired each neuron, by the checkpoint's numbers."""
         if on_gpu(x.device) and not _recorded(x) and x.numel() > 0:
-            self._fired, self._tokens = neuron_nnz, x.shape[:-1].numel()
+            self._fired, self._tokens = neuron_nnz, math.prod(x.shape[:-1])
 
     def _decide(self, x: Tensor, activation: str, gated: bool) -> None:
         fired = self._fired

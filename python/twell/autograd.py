@@ -148,7 +148,7 @@ def trained_ffn(
             x, form.weights(gate, up, down), None, form.text, hot.hot
         )
         neuron_nnz = hot.by_checkpoint(neuron_nnz)
-        return Trained(y, l1 / max(x.shape[:-1].numel(), 1), row_nnz, neuron_nnz)
+        return Trained(y, dense.over_tokens(l1, x), row_nnz, neuron_nnz)
     y, l1, row_nnz, neuron_nnz = _Dense.apply(matrix(x), gate, up, down, *form)
     return Trained(
         y.reshape(*x.shape[:-1], y.shape[-1]), l1, row_nnz.reshape(x.shape[:-1]), neuron_nnz

@@ -6,6 +6,7 @@ for each neuron).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -117,7 +118,14 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def l1(h: Tensor) -> Tensor:
     """The sum over neurons of ``|h|``, averaged over the tokens. In float32; in float64 if h is. The mean
     over no token is 0, not 0/0."""
-    return h.abs().sum(dtype=_wide(h)) / max(h.shape[:-1].numel(), 1)
+    return over_tokens(h.abs().sum(dtype=_wide(h)), h)
+
+
+def over_tokens(total: Tensor, x: Tensor) -> Tensor:
+    """A total over the tokens of x as their mean; of none as it is."""
+    # torch.Size.numel() would make a constant of a number that is a symbol while a graph is made.
+    tokens = math.prod(x.shape[:-1])
+    return total / (max(tokens, 1) if isinstance(tokens, int) else torch.sym_max(tokens, 1))
 
 
 def counts(g: Tensor) -> tuple[Tensor, Tensor]:

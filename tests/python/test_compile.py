@@ -37,21 +37,21 @@ def test_operator(dynamic: bool, dtype: torch.dtype) -> None:
         assert torch.equal(fast(x), call(x))
 
 
-def test_dynamic_rows_compile_once() -> None:
+@pytest.mark.parametrize("trained", [False, True])
+def test_dynamic_rows_compile_once(trained: bool) -> None:
     layer = make_layer(40, 100)
     packed = twell.ops.pack_weight(layer.gate)
+    weights = [w.requires_grad_() for w in (layer.gate, layer.up, layer.down)]
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    fast = torch.compile(
-        lambda x: twell.ops.ffn(x, packed, layer.up, layer.down),
-        backend=backend,
-        fullgraph=True,
-        dynamic=True,
-    )
+    def call(x: Tensor) -> Any:
+        return twell.gated_ffn(x, *weights) if trained else twell.ops.ffn(x, packed, layer.up, layer.down)
+
+    fast = torch.compile(call, backend=backend, fullgraph=True, dynamic=True)
     for rows in (5, 6, 50):
         fast(layer.inputs(rows))
     assert len(graphs) == 1
