@@ -4,12 +4,22 @@
 
 #include "cli/program.h"
 
+namespace {
+
+// By profilers and checkers, which write their results when a program exits.
+bool is_watched() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return true;
+#else
+  return std::getenv("LD_PRELOAD") != nullptr || std::getenv("CUDA_INJECTION64_PATH") != nullptr;
+#endif
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   const int code = twell::cli::program(argc, argv);
-  // Profilers and checkers that are loaded beside a program write as it ends what they found.
-  for (const char* variable : {"LD_PRELOAD", "CUDA_INJECTION64_PATH"}) {
-    if (std::getenv(variable) != nullptr) return code;
-  }
+  if (is_watched()) return code;
   // PyTorch's destructors take its operators back one by one, for a third of what --version takes.
   std::fflush(nullptr);
   std::quick_exit(code);

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "twell/status.h"
 
@@ -29,9 +30,10 @@ std::int64_t started_by_mpi() {
 
 #ifdef TWELL_MPI
 
-bool g_failed = false;
+bool g_failed = false, g_left = false;
 
 void leave() {
+  if (std::exchange(g_left, true)) return;  // MPI_Abort() may exit
   // Finalizing waits for the others, which wait for what this one will never send.
   if (g_failed) MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
   MPI_Finalize();

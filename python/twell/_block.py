@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._dynamo import eval_frame
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -109,7 +108,7 @@ class Opened:
 
 
 def _close(number: Tensor) -> None:
-    # Without modes there is nothing to disable, and what does it may be half imported by now.
+    # Without modes there is nothing to disable, and the code that disables them may be half imported.
     modes = torch._C._len_torch_dispatch_stack() + _len_torch_dispatch_stack_pre_dispatch()
     with _disable_current_modes() if modes > 0 else nullcontext():
         torch.ops.twell.close_layer(number)
@@ -118,9 +117,11 @@ def _close(number: Tensor) -> None:
 # Garbage may be collected while a graph is traced, which this is no part of. torch.compiler.disable()
 # says so too, but imports what compiles, which takes a second.
 try:
+    from torch._C._dynamo import eval_frame
+
     _skip = eval_frame._FrameAction.SKIP
     eval_frame.set_code_exec_strategy(_close.__code__, eval_frame._FrameExecStrategy(_skip, _skip))
-except AttributeError:  # a PyTorch whose names are others
+except (ImportError, AttributeError, TypeError):  # a PyTorch with other names
     _close = torch.compiler.disable(_close)
 
 

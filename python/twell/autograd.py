@@ -122,6 +122,12 @@ def transformed() -> bool:
     )
 
 
+def traced() -> bool:
+    """Whether torch.jit.trace() records the call, which knows no operand that is a list of weights that
+    may be None."""
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+
+
 def trained_ffn(
     x: Tensor,
     gate: Tensor,
@@ -133,7 +139,7 @@ def trained_ffn(
     """:func:`gated_ffn`, with counts; without an ``up`` the layer has no gate (dense.ffn). ``hot`` is
     for GPUs: without it, and of a form that is not plain, they are dense."""
     dense.check_form(form, up is not None)
-    if transformed():
+    if transformed() or traced():
         y, h, g = dense.ffn(x, gate, up, down, form)
         return Trained(y, dense.l1(h), *dense.counts(g))
     x, gate, up, down = cast_operands(x, gate, up, down)

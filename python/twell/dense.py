@@ -125,7 +125,7 @@ def over_tokens(total: Tensor, x: Tensor) -> Tensor:
     """A total over the tokens of x as their mean; of none as it is."""
     # torch.Size.numel() would make a constant of a number that is a symbol while a graph is made.
     tokens = math.prod(x.shape[:-1])
-    return total / (max(tokens, 1) if isinstance(tokens, int) else torch.sym_max(tokens, 1))
+    return total / (torch.sym_max(tokens, 1) if isinstance(tokens, torch.SymInt) else max(tokens, 1))
 
 
 def counts(g: Tensor) -> tuple[Tensor, Tensor]:

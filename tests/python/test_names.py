@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import twell
-from tiny_models import AMONG_OTHERS, MODULES_OF_THEIR_OWN, STACKED, Tiny, of, text
+from tiny_models import AMONG_OTHERS, MODULES_OF_THEIR_OWN, ON_THE_HUB, STACKED, Tiny, of, text
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
@@ -433,6 +433,19 @@ def test_graphs_of_experts_hold_for_other_inputs(kind: str, how: str) -> None:
             graph = torch.compile(logits, fullgraph=True, backend="aot_eager")
         else:
             graph = torch.jit.trace(logits, (ids[0],), check_trace=False)
+        for each in ids:
+            same(graph(each), want(each))
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_export_of_experts_that_choose_tokens(freeze: bool) -> None:
+    """How many tokens an expert gets is a symbol there."""
+    plain = ON_THE_HUB["smallthinker"].model()
+    model = twell.sparsify(copy.deepcopy(plain), freeze=freeze)
+    logits, want = Logits(model), Logits(plain)
+    ids = [torch.randint(3, 97, (1, 6), generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    with torch.no_grad():
+        graph = torch.export.export(logits, (ids[0],), strict=False).module()
         for each in ids:
             same(graph(each), want(each))
 

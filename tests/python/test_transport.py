@@ -61,6 +61,20 @@ def test_inductor() -> None:
         torch.testing.assert_close(got, frozen(inputs(7)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_trace_of_a_layer_that_trains(kind: type[nn.Module], train: bool, dtype: torch.dtype) -> None:
+    module = kind(40, 100).to(dtype).train(train)
+    module.l1_weight = 0.1
+    x = torch.randn(6, 40, dtype=dtype)
+    traced = torch.jit.trace(module, x, check_trace=False)
+    for rows in (6, 9):
+        x = torch.randn(rows, 40, dtype=dtype)
+        torch.testing.assert_close(traced(x), module(x))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", FORMS)
 def test_export(kind: type[nn.Module], form: str, tmp_path: Path) -> None:

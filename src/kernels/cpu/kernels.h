@@ -54,7 +54,7 @@ extern const ByWeight<Gemm> gemms;  // of x in bf16
 // Up to 16 rows vector registers are as fast: 5.5 times a dense layer at one, 3.6 at eight.
 constexpr std::int64_t kScreenTilesFrom = 17;
 void screen_gemm(const ScreenGemmArgs& args);
-// In place of what AVX-512 has; `run` is null where that is faster.
+// In place of what AVX-512 has; `run` is null where AVX-512 is faster.
 struct GgmlDenseRows {
   GgmlKernels::Rows* run = nullptr;
   double most_sparse = 0;

@@ -4,7 +4,7 @@
 // scale of its own, and so a tile of sums, which takes half of a tile's inputs. Vectors scale and
 // add the tiles of a step while those of the next are multiplied, and take most of the time: two
 // instructions a row and group, or three. Sums of sub-scaled sums are f32 as long as that holds the
-// integers, so that results have the same bits as those of AVX-512. 64 rows of one thread: 210 to
+// integers, so that results have the same bits as those of AVX-512. 64 rows of one thread: 203 to
 // 236 · 10⁹ products a second, where AVX-512 has 155 to 168 (bench/results/2026-11-30-gguf-amx).
 #include <immintrin.h>
 
@@ -228,7 +228,8 @@ constexpr GgmlDenseRows make_dense_rows() {
 
 }  // namespace
 
-// Groups of 16 leave a quarter of a tile's inputs, and vectors are faster for Q6_K.
+// Groups of 16 leave a quarter of a tile's inputs, and vectors are faster for Q6_K. Its share is
+// that of AVX-512 on processors that have AMX.
 constinit const std::array<GgmlDenseRows, kGgmlFormats> ggml_dense_rows = {
     make_dense_rows<GgmlFormat::q4_0>(), make_dense_rows<GgmlFormat::q5_0>(),
     make_dense_rows<GgmlFormat::q8_0>(), make_dense_rows<GgmlFormat::q4_k>(),

@@ -143,15 +143,15 @@ struct GgmlVectors {
       sums.of[i] = add_products(sums.of[i], at, two);
     }
   }
-  // The codes of four inputs, 4 bytes an output; those of 8 bits with the bits of kFlipped turned.
-  template <int kBits, int kFlipped>
+  // The codes of four inputs, 4 bytes an output; those of 8 bits are xored with kMask.
+  template <int kBits, int kMask>
   static void put_quad(const std::uint8_t* a, std::int64_t input, std::uint8_t* to) {
     if constexpr (kBits == 8) {
-      const __m128i flipped = _mm_set1_epi8(static_cast<char>(kFlipped));
+      const __m128i mask = _mm_set1_epi8(static_cast<char>(kMask));
       for (int i = 0; i < 2; ++i) {
         const auto at = [&](std::int64_t k) {
           const auto* const from = reinterpret_cast<const __m128i*>(a + k * input) + i;
-          return _mm_xor_si128(_mm_loadu_si128(from), flipped);
+          return _mm_xor_si128(_mm_loadu_si128(from), mask);
         };
         auto* const out = reinterpret_cast<__m128i*>(to) + 4 * i;
         const __m128i low[] = {_mm_unpacklo_epi8(at(0), at(1)), _mm_unpacklo_epi8(at(2), at(3))};
@@ -356,14 +356,14 @@ struct GgmlVectors {
       sums.of[d] += two[0] * at[2 * d] + two[1] * at[2 * d + 1];
     }
   }
-  template <int kBits, int kFlipped>
+  template <int kBits, int kMask>
   static void put_quad(const std::uint8_t* a, std::int64_t input, std::uint8_t* to) {
     for (std::int64_t k = 0; k < 4; k += 2) {
       const std::uint8_t* const at = a + k * input;
       Pair codes;
       if constexpr (kBits < 8) codes = load<kBits>(at, at + input);
       for (std::int64_t d = 0; d < 2 * kChunk; ++d) {
-        if constexpr (kBits == 8) codes.of[d] = at[d % 2 * input + d / 2] ^ kFlipped;
+        if constexpr (kBits == 8) codes.of[d] = at[d % 2 * input + d / 2] ^ kMask;
         to[d / 2 * 4 + k + d % 2] = codes.of[d];
       }
     }
