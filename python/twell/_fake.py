@@ -5,13 +5,13 @@ Nothing is checked here: a mistake is named by the operator when it runs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from twell.dense import tokens_of
 from twell.form import VECTORS
 
 _PANEL = 16
@@ -155,7 +155,7 @@ def _ffn_train(
     x: Tensor, weights: list[Any], screen: Tensor | None = None, form: str = "relu", hot: int = 0
 ) -> tuple[Tensor, ...]:
     gate, up, down = weights[:3]
-    rows, neurons = math.prod(x.shape[:-1]), gate.shape[0]
+    rows, neurons = tokens_of(x), gate.shape[0]
     sizes: tuple[tuple[Any, ...], ...]
     if x.device.type == "cpu":
         sizes = (rows + 1,), (rows * neurons,), (1 if up is None else 2, rows * neurons)

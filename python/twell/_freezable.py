@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -280,7 +279,7 @@ class FreezableFfn(LayerOfParts):
         if not isinstance(held, _ordered.Operands) or not held.hot:
             return 0
         if not torch.compiler.is_compiling():
-            rows = math.prod(x.shape[:-1])
+            rows = dense.tokens_of(x)
             if isinstance(rows, int):  # else it is of a trace too
                 return held.hot[_ordered.nearest_power(rows)]
         # Not all: a call of a few inputs would not pass those over.

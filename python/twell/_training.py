@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from twell import ops
+from twell import dense, ops
 from twell._frozen import on_gpu
 
 # Steps between decisions. A decision waits for the GPU once.
@@ -80,7 +79,7 @@ class TrainingForm:
     def saw(self, x: Tensor, neuron_nnz: Tensor) -> None:
         """Notes how many tokens of x fired each neuron, by the checkpoint's numbers."""
         if on_gpu(x.device) and not _recorded(x) and x.numel() > 0:
-            self._fired, self._tokens = neuron_nnz, math.prod(x.shape[:-1])
+            self._fired, self._tokens = neuron_nnz, dense.tokens_of(x)
 
     def _decide(self, x: Tensor, activation: str, gated: bool) -> None:
         fired = self._fired

@@ -123,8 +123,7 @@ def transformed() -> bool:
 
 
 def traced() -> bool:
-    """Whether torch.jit.trace() records the call, which knows no operand that is a list of weights that
-    may be None."""
+    """Whether torch.jit.trace() records the call."""
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 
@@ -139,6 +138,7 @@ def trained_ffn(
     """:func:`gated_ffn`, with counts; without an ``up`` the layer has no gate (dense.ffn). ``hot`` is
     for GPUs: without it, and of a form that is not plain, they are dense."""
     dense.check_form(form, up is not None)
+    # A trace knows no operand that is a list of weights some of which are None.
     if transformed() or traced():
         y, h, g = dense.ffn(x, gate, up, down, form)
         return Trained(y, dense.l1(h), *dense.counts(g))

@@ -121,10 +121,15 @@ def l1(h: Tensor) -> Tensor:
     return over_tokens(h.abs().sum(dtype=_wide(h)), h)
 
 
+def tokens_of(x: Tensor) -> int:
+    """The rows of x [..., D]. While a graph is made they may be a symbol, of which torch.Size.numel() would
+    make a constant."""
+    return math.prod(x.shape[:-1])
+
+
 def over_tokens(total: Tensor, x: Tensor) -> Tensor:
     """A total over the tokens of x as their mean; of none as it is."""
-    # torch.Size.numel() would make a constant of a number that is a symbol while a graph is made.
-    tokens = math.prod(x.shape[:-1])
+    tokens = tokens_of(x)
     return total / (torch.sym_max(tokens, 1) if isinstance(tokens, torch.SymInt) else max(tokens, 1))
 
 

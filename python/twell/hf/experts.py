@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from twell import _attached
 from twell._children import is_wrapped
 from twell._kept import Kept, sizes_of
+from twell.autograd import traced
 from twell.hf.activations import activation_of
 from twell.hf.kinds import Kind, Stays
 from twell.hf.mlps import made_of
@@ -108,8 +109,7 @@ class Experts(nn.Module):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         # A graph holds for other inputs too, which choose other experts. Where layers count what fires,
         # each needs its own tokens, and torch.compile makes two graphs.
-        traced = torch._C._get_tracing_state() is not None
-        if traced or (torch.compiler.is_compiling() and not self._counts()):
+        if traced() or (torch.compiler.is_compiling() and not self._counts()):
             if self._does_as_before():
                 y: Tensor = super().forward(hidden_states, top_k_index, top_k_weights)
                 return y
