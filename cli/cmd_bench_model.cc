@@ -91,7 +91,7 @@ std::string neurons_of(const io::ModelConfig& config) {
 // Why logits of the two paths may be further apart than rounding is; empty where they may not.
 std::string_view jumps_of(const lm::Model& model) {
   const io::ModelConfig& config = model.config();
-  if (model.has_ggml_weights()) {
+  if (model.rounds_inputs()) {
     return "where an input of a product is as close to the next integer as rounding, it may become "
            "that";
   }

@@ -84,7 +84,7 @@ std::unique_ptr<lm::Model> ModelOptions::open(lm::FfnPath path, bool prepack) co
   load.prepack_dense = prepack;
   load.device = device;
   load.round_scales = round_scales;
-  load.round_inputs = activations == "int8";
+  if (activations != "auto") load.round_inputs = activations == "int8";
   load.allow_unused = allow_unused;
   load.layers = layers;
   return lm::load_model(location(), load);
@@ -105,6 +105,7 @@ LogitErrors logit_errors(ModelOptions options, lm::Model& dense, lm::Model& spar
   LogitErrors out{lm::max_rel_err(from_sparse, from_dense), {}, {}};
   if (!reference) return out;
   options.dtype = "f32";
+  if (options.gguf()) options.activations = "auto";  // of numbers there is nothing to round
   const at::Tensor exact = lm::sample_logits(*options.open(lm::FfnPath::dense), tokens);
   out.dense = lm::max_rel_err(from_dense, exact);
   out.sparse = lm::max_rel_err(from_sparse, exact);
@@ -140,9 +141,9 @@ void add_dtype_option(CLI::App& command, ModelOptions& options) {
                    "Round the scales of int4 weights to 5 bits, with which codes stay codes");
   command
       .add_option("--activations", options.activations,
-                  "int8: of a quantised model, round what its linear layers read, for faster "
-                  "prompts (default exact)")
-      ->check(CLI::IsMember({"exact", "int8"}))
+                  "Of a quantised model, what its linear layers read: exact, int8 (rounded, for "
+                  "faster prompts), or auto: int8 in a GGUF file's blocks, as in llama.cpp")
+      ->check(CLI::IsMember({"auto", "exact", "int8"}))
       ->type_name("TYPE");
 }
 

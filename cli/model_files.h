@@ -37,7 +37,7 @@ struct ModelOptions : CommonOptions {
   std::string path = "auto";  // dense, sparse or auto
   std::string dtype = "auto";
   bool round_scales = false;
-  std::string activations = "exact";  // or int8
+  std::string activations = "auto";  // or exact, int8
   bool allow_unused = false;
   std::int64_t layers = 0;  // the first so many; 0: all
 

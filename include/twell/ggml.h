@@ -124,11 +124,23 @@ class GgmlMatrix {
   PreparedMemory memory_;
 };
 
-// y = x Wᵀ, x [M, inputs] and y [M, outputs] in f32. As ggml does on x86, inputs are rounded to
-// integers of 8 bits first, those of a block of W together. Products of integers are the ones that
-// ggml sums, and their sums are exact; one is rounded to f32 for each block, or two where it has
-// minima, and the f32 sum over blocks is in another order than ggml's. In GgmlOrder::inputs, those
-// that round to zero read nothing of W.
+// What ggml_matmul() multiplies.
+enum class GgmlInputs : std::uint8_t {
+  rounded,     // integers of 8 bits, as ggml does on x86: the faster one for many rows
+  as_they_are  // f32
+};
+
+// y = x Wᵀ, x [M, inputs] and y [M, outputs] in f32. In GgmlOrder::inputs, those that are zero read
+// nothing of W.
+//
+// Inputs as they are: f32 sums of x · (code − offset) over a group, of those times their sub-scales
+// over a block, and of those times their scales over the row of W; and so of −x with the minima. On
+// one tier, a row has the same bits among any others and in either order of W. An input that is not
+// finite makes its row of y infinite or NaN, and one beyond 3 · 10³² may.
+//
+// Rounded inputs, those of a block of W together: products of integers are the ones that ggml sums,
+// and their sums are exact; one is rounded to f32 for each block, or two where it has minima, and
+// the f32 sum over blocks is in another order than ggml's.
 //
 // Rounded inputs are q · u: with a the largest |x| of the block and i = 127 / a in f32,
 // q = round(x · i), ties to even, and u = 1 / i, or, in formats of blocks of 32, a / 127 rounded to
@@ -137,7 +149,8 @@ class GgmlMatrix {
 // the whole row of y NaN.
 //
 // M may be 0. Throws Error naming the argument.
-void ggml_matmul(Context& context, ConstMatrixView x, const GgmlMatrix& w, MatrixView y);
+void ggml_matmul(Context& context, ConstMatrixView x, const GgmlMatrix& w, MatrixView y,
+                 GgmlInputs inputs = GgmlInputs::rounded);
 
 }  // namespace twell
 #pragma GCC visibility pop

@@ -126,10 +126,10 @@ void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source,
   if (weights_.head.has_codes()) weights_.head.pack(source);
 }
 
-void Decoder::pack_attention(Block& block, ParameterSource& source) {
+void Decoder::pack_attention(Block& block, ParameterSource& source, GgmlPacking how) {
   Attention& attention = block.attention;
   for (Linear* linear : {&attention.q, &attention.k, &attention.v, &attention.o}) {
-    linear->pack(source);
+    linear->pack(source, how);
   }
 }
 
@@ -139,25 +139,27 @@ bool Decoder::has_ggml_weights() const {
   return any;
 }
 
-void Decoder::use_ggml_ffn(FfnPath path, ParameterSource& source) {
+void Decoder::use_ggml_ffn(FfnPath path, GgmlInputs inputs, ParameterSource& source) {
   own_linears_ = true;
+  ggml_inputs_ = inputs;
+  const GgmlPacking how = {.inputs = inputs};
   for (Block& block : weights_.blocks) {
     make_ffn(block, [&](FfnTensors& from) {
       const bool in_blocks =
           from.gate.weight.format || from.up.weight.format || from.down.weight.format;
-      return in_blocks ? make_ggml_feed_forward(from, activation(), path, source)
+      return in_blocks ? make_ggml_feed_forward(from, activation(), path, inputs, source)
                        : make_float_ffn(from, path, source, nullptr);
     });
-    pack_attention(block, source);
+    pack_attention(block, source, how);
   }
   Linear& head = weights_.head;
   if (config_.tie_word_embeddings) {  // the embedding stays, as the file has it
     Linear tied;
     tied.weight = weights_.embedding;
-    if (tied.weight.format) tied.pack(source);
+    if (tied.weight.format) tied.pack(source, how);
     head.ggml = tied.ggml;
   } else if (head.weight.format) {
-    head.pack(source);
+    head.pack(source, how);
   }
 }
 

@@ -60,14 +60,17 @@ class Decoder final : public Model {
   void use_sparse_ffn(FfnPath path, ParameterSource& source,
                       const std::vector<LayerFindings>& findings);
 
-  // The layers of a model that has_ggml_weights().
-  void use_ggml_ffn(FfnPath path, ParameterSource& source);
+  // The layers of a model that has_ggml_weights(). All their products read inputs so.
+  void use_ggml_ffn(FfnPath path, GgmlInputs inputs, ParameterSource& source);
 
   const io::ModelConfig& config() const override { return config_; }
   at::ScalarType dtype() const override { return dtype_; }
   at::Device device() const override { return weights_.embedding.tensor.device(); }
   std::int64_t layers() const override { return config_.num_hidden_layers; }
   bool has_ggml_weights() const override;
+  bool rounds_inputs() const override {
+    return rounds_inputs_ || ggml_inputs_ == GgmlInputs::rounded;
+  }
   NamedTensors parameters() const override;
   std::int64_t weight_bytes() const override;
   at::Tensor forward(const at::Tensor& tokens, FfnObserver* observer) override;
@@ -102,7 +105,7 @@ class Decoder final : public Model {
   std::unique_ptr<FeedForward> make_float_ffn(FfnTensors& from, FfnPath path,
                                               ParameterSource& source,
                                               const LayerFindings* findings) const;
-  void pack_attention(Block& block, ParameterSource& source);
+  void pack_attention(Block& block, ParameterSource& source, GgmlPacking how = {});
   // Ids [..., N] of tokens at `positions`, int64 [N] -> [..., N, D].
   at::Tensor look_up(const at::Tensor& ids, const at::Tensor& positions);
   at::Tensor norm(const at::Tensor& x, const Norm& norm) const;
@@ -120,6 +123,7 @@ class Decoder final : public Model {
   RopeTable rope_;
   bool own_linears_ = false;  // twell's linear layers, with the sparse paths
   bool rounds_inputs_ = false;
+  std::optional<GgmlInputs> ggml_inputs_ = {};  // of products with blocks
   Profile* profile_ = nullptr;
 };
 

@@ -18,27 +18,30 @@ namespace twell::lm {
 namespace {
 
 // Packed, and given up by the model. With its name in messages.
-Linear packed(Linear& from, GgmlOrder order, ParameterSource& source) {
+Linear packed(Linear& from, GgmlPacking how, ParameterSource& source) {
   Linear out = from;
-  out.pack(source, order);
+  out.pack(source, how);
   if (!out.weight.tensor.defined()) from.weight.tensor = at::Tensor();
   return out;
 }
 
 const char* type_of(const Linear& linear) {
-  if (linear.ggml) return name_of(linear.ggml->format());
+  if (linear.ggml) return name_of(linear.ggml->matrix.format());
   return "f32";
 }
 
 class GgmlFeedForward final : public FeedForward {
  public:
   GgmlFeedForward(FfnTensors& from, const ActivationChoice& activation, FfnPath path,
-                  ParameterSource& source)
-      : gated_(from.gate.weight.tensor.defined()), activation_(activation), path_(path) {
+                  GgmlInputs inputs, ParameterSource& source)
+      : gated_(from.gate.weight.tensor.defined()),
+        activation_(activation),
+        path_(path),
+        inputs_(inputs) {
     const bool zeros = io::yields_zeros(activation.kind) && path != FfnPath::dense;
-    if (gated_) gate_ = packed(from.gate, GgmlOrder::outputs, source);
-    up_ = packed(from.up, GgmlOrder::outputs, source);
-    down_ = packed(from.down, zeros ? GgmlOrder::inputs : GgmlOrder::outputs, source);
+    if (gated_) gate_ = packed(from.gate, {GgmlOrder::outputs, inputs}, source);
+    up_ = packed(from.up, {GgmlOrder::outputs, inputs}, source);
+    down_ = packed(from.down, {zeros ? GgmlOrder::inputs : GgmlOrder::outputs, inputs}, source);
     norm_ = from.inner_norm;
     if (path == FfnPath::sparse && !is_sparse()) {
       throw Error(ErrorKind::unsupported, source.where(from.down.weight),
@@ -75,12 +78,13 @@ class GgmlFeedForward final : public FeedForward {
     if (gated_) out += fmt::format("gate {}, ", type_of(gate_));
     out += fmt::format("up {}, down {}; ", type_of(up_), type_of(down_));
     out += is_sparse() ? "down reads what fired" : "down reads all neurons";
+    if (inputs_ == GgmlInputs::as_they_are) out += "; inputs exact";
     if (seen_ > 0) out += fmt::format("; {:.1f} % fired", 100 * recent_);
     return out;
   }
 
  private:
-  bool is_sparse() const { return down_.ggml && down_.ggml->order() == GgmlOrder::inputs; }
+  bool is_sparse() const { return down_.ggml && down_.ggml->matrix.order() == GgmlOrder::inputs; }
   bool choosing() const { return path_ == FfnPath::automatic && is_sparse(); }
 
   // Many rows are as fast in either order.
@@ -93,8 +97,9 @@ class GgmlFeedForward final : public FeedForward {
     const double part = static_cast<double>(std::min(rows, kRecent)) /
                         static_cast<double>(std::min(seen_, kRecent));
     recent_ += (share - recent_) * part;
-    if (rows <= kFewRows && seen_ >= kRecent && recent_ > sparse_limit(down_.ggml->format())) {
-      down_.ggml = reordered(*down_.ggml);
+    if (rows <= kFewRows && seen_ >= kRecent &&
+        recent_ > sparse_limit(down_.ggml->matrix.format())) {
+      down_.ggml->matrix = reordered(down_.ggml->matrix);
     }
   }
 
@@ -110,6 +115,7 @@ class GgmlFeedForward final : public FeedForward {
   Norm norm_;
   ActivationChoice activation_;
   FfnPath path_;
+  GgmlInputs inputs_;
   std::int64_t seen_ = 0;  // rows
   double recent_ = 0;      // share of hidden that is not zero
 };
@@ -138,21 +144,23 @@ at::Tensor ggml_look_up(const Parameter& table, const at::Tensor& ids, at::Scala
   return out.to(dtype);
 }
 
-at::Tensor ggml_linear(const at::Tensor& x, const GgmlMatrix& weight, const at::Tensor& bias) {
-  const at::Tensor in = x.to(at::kFloat).reshape({-1, weight.inputs()}).contiguous();
+at::Tensor ggml_linear(const at::Tensor& x, const GgmlWeight& weight, const at::Tensor& bias) {
+  const GgmlMatrix& matrix = weight.matrix;
+  const at::Tensor in = x.to(at::kFloat).reshape({-1, matrix.inputs()}).contiguous();
   std::vector<std::int64_t> shape = x.sizes().vec();
-  shape.back() = weight.outputs();
-  at::Tensor y = at::empty({in.size(0), weight.outputs()}, at::TensorOptions(at::kFloat));
-  ggml_matmul(cpu_context(), matrix_view(in), weight,
-              MatrixView(y.mutable_data_ptr(), DType::f32, y.size(0), y.size(1)));
+  shape.back() = matrix.outputs();
+  at::Tensor y = at::empty({in.size(0), matrix.outputs()}, at::TensorOptions(at::kFloat));
+  ggml_matmul(cpu_context(), matrix_view(in), matrix,
+              MatrixView(y.mutable_data_ptr(), DType::f32, y.size(0), y.size(1)), weight.inputs);
   if (bias.defined()) y.add_(bias);
   return y.view(shape).to(x.scalar_type());
 }
 
 std::unique_ptr<FeedForward> make_ggml_feed_forward(FfnTensors& from,
                                                     const ActivationChoice& activation,
-                                                    FfnPath path, ParameterSource& source) {
-  return std::make_unique<GgmlFeedForward>(from, activation, path, source);
+                                                    FfnPath path, GgmlInputs inputs,
+                                                    ParameterSource& source) {
+  return std::make_unique<GgmlFeedForward>(from, activation, path, inputs, source);
 }
 
 }  // namespace twell::lm

@@ -18,7 +18,7 @@ at::Tensor ggml_look_up(const Parameter& table, const at::Tensor& ids, at::Scala
 
 // x Wᵀ + bias as ggml_matmul() computes it: x [..., inputs] of any type -> [..., outputs] of it.
 // `bias`: of any type, or undefined.
-at::Tensor ggml_linear(const at::Tensor& x, const GgmlMatrix& weight, const at::Tensor& bias);
+at::Tensor ggml_linear(const at::Tensor& x, const GgmlWeight& weight, const at::Tensor& bias);
 
 // A feed-forward layer of linear layers at least one of which is in blocks. They are packed, and
 // given up by `from`. h is f32 throughout. Where the activation yields zeros and `path` is not
@@ -26,6 +26,7 @@ at::Tensor ggml_linear(const at::Tensor& x, const GgmlMatrix& weight, const at::
 // for good, once so much fires that this is faster.
 std::unique_ptr<FeedForward> make_ggml_feed_forward(FfnTensors& from,
                                                     const ActivationChoice& activation,
-                                                    FfnPath path, ParameterSource& source);
+                                                    FfnPath path, GgmlInputs inputs,
+                                                    ParameterSource& source);
 
 }  // namespace twell::lm

@@ -92,11 +92,12 @@ at::Tensor rounded_inputs(const at::Tensor& x) {
   return round.call(x);
 }
 
-void Linear::pack(ParameterSource& source, GgmlOrder order) {
+void Linear::pack(ParameterSource& source, GgmlPacking how) {
   if (weight.format) {
     const Context& context = cpu_context();
     try {
-      ggml.emplace(ggml_view(*weight.format, weight.tensor), order, &context);
+      const GgmlView blocks = ggml_view(*weight.format, weight.tensor);
+      ggml.emplace(GgmlWeight{{blocks, how.order, &context}, how.inputs});
     } catch (const Error& error) {
       throw Error(error.kind(), source.where(weight), error.what());
     }
@@ -111,7 +112,7 @@ void Linear::pack(ParameterSource& source, GgmlOrder order) {
 }
 
 std::int64_t Linear::own_bytes() const {
-  if (ggml) return ggml->bytes();
+  if (ggml) return ggml->matrix.bytes();
   return packed.defined() ? static_cast<std::int64_t>(packed.nbytes()) : 0;
 }
 

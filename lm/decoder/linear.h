@@ -11,20 +11,30 @@
 
 namespace twell::lm {
 
+// A weight in ggml's blocks.
+struct GgmlWeight {
+  GgmlMatrix matrix;
+  GgmlInputs inputs;
+};
+struct GgmlPacking {
+  GgmlOrder order = GgmlOrder::outputs;
+  GgmlInputs inputs = GgmlInputs::rounded;
+};
+
 struct Linear {
   Parameter weight;                     // [out, in], or codes of it; given up once packed
   Parameter bias;                       // [out]
   at::Tensor packed = {};               // as torch.ops.twell.pack_weight makes it
-  std::optional<GgmlMatrix> ggml = {};  // of a weight in ggml's blocks
+  std::optional<GgmlWeight> ggml = {};  // once packed
 
   // Differentiable unless packed.
   at::Tensor operator()(const at::Tensor& x) const;
   // From now on y comes from torch.ops.twell.linear, which reads a weight at the bandwidth of
   // memory where tokens are few (1.6 times PyTorch's speed at one token on two cores of a Zen 5)
   // and is as fast where they are many; and of blocks from ggml_matmul(). bf16, codes and blocks on
-  // the CPU only; others stay as they are. Inference only. `order`: of blocks. Throws twell::Error
+  // the CPU only; others stay as they are. Inference only. `how`: blocks are. Throws twell::Error
   // naming file and tensor where a scale of blocks is not finite.
-  void pack(ParameterSource& source, GgmlOrder order = GgmlOrder::outputs);
+  void pack(ParameterSource& source, GgmlPacking how = {});
   bool has_codes() const {
     return weight.tensor.defined() && !weight.format && is_of_codes(weight.tensor);
   }

@@ -94,7 +94,8 @@ std::unique_ptr<Model> load_model(const std::string& model_path, const LoadOptio
   }
   const bool on_cpu = options.device.is_cpu();
   const bool infers_on_cpu = on_cpu && !options.trainable;
-  if (options.round_inputs && !stored) require_rounding(said_in, config, infers_on_cpu);
+  const bool rounds = options.round_inputs.value_or(false);
+  if (rounds && !stored) require_rounding(said_in, config, infers_on_cpu);
   if (const std::int64_t experts = config.block.experts.count; experts > 0 && !on_cpu) {
     throw Error(ErrorKind::unsupported, said_in,
                 fmt::format("layers of {} experts run on a CPU only; use --device cpu", experts));
@@ -116,13 +117,10 @@ std::unique_ptr<Model> load_model(const std::string& model_path, const LoadOptio
   ParameterSource& source = opened->source();
   auto model = std::make_unique<Decoder>(opened->config(), source, options.device);
   opened->note_dequantized();
-  if (options.round_inputs && model->has_ggml_weights()) {
-    throw Error(ErrorKind::unsupported, said_in,
-                "products of its blocks round their inputs to 8 bits already, as llama.cpp's do; "
-                "leave --activations out");
+  if (rounds && !model->has_ggml_weights()) {
+    if (stored) require_rounding(said_in, opened->config(), infers_on_cpu);
+    model->round_inputs();
   }
-  if (options.round_inputs && stored) require_rounding(said_in, opened->config(), infers_on_cpu);
-  if (options.round_inputs) model->round_inputs();
   const auto check_used = [&] {
     if (whole && !options.allow_unused) opened->check_all_used();
   };
@@ -131,7 +129,9 @@ std::unique_ptr<Model> load_model(const std::string& model_path, const LoadOptio
     check_used();
     require_grad(*model);
   } else if (model->has_ggml_weights()) {
-    model->use_ggml_ffn(options.path, source);
+    const bool exact = !options.round_inputs.value_or(true);
+    model->use_ggml_ffn(options.path, exact ? GgmlInputs::as_they_are : GgmlInputs::rounded,
+                        source);
     if (options.prepare && options.path == FfnPath::automatic && sparse) settle(*model);
   } else if (options.path == FfnPath::sparse ||
              (options.path == FfnPath::automatic && sparse_possible(*model))) {

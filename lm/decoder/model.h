@@ -44,8 +44,9 @@ class Model {
   virtual at::ScalarType dtype() const = 0;
   virtual at::Device device() const = 0;  // of parameters, caches and results
   virtual std::int64_t layers() const = 0;
-  // Whether matrices are in ggml's blocks, whose products round their inputs to 8 bits.
-  virtual bool has_ggml_weights() const = 0;
+  virtual bool has_ggml_weights() const = 0;  // whether matrices are in ggml's blocks
+  // Whether inputs of products are rounded to 8 bits.
+  virtual bool rounds_inputs() const = 0;
 
   // What the model still holds under checkpoint names. A sparse FFN keeps converted copies in place
   // of gate and down, on a GPU also of up, which are then absent; a model loaded with trainable =
@@ -108,9 +109,10 @@ struct LoadOptions {
   bool prepack_dense = false;  // dense path: oneDNN-ordered FFN weights
   bool check_finite = true;    // refuse NaN and infinite weights: reads every byte once
   bool round_scales = false;   // of int4 weights, to 5 bits, so that these stay codes
-  // Inputs of attention's linear layers and of feed-forward layers in int8 (twell/linear.h:
-  // round_inputs()), on a CPU, of a model with quantised weights: prompts are read faster.
-  bool round_inputs = false;
+  // Inputs of attention's linear layers and of feed-forward layers in int8, on a CPU, of a model
+  // with quantised weights: prompts are read faster. As twell/linear.h rounds them, or, of products
+  // with ggml's blocks, as twell/ggml.h does; absent: of the latter alone, like llama.cpp.
+  std::optional<bool> round_inputs = {};
   bool allow_unused = false;  // leave out tensors that config.json has no use for
   // Of the model's layers the first so many, and the rest of the file left out; 0: all. For
   // measuring a model that is larger than the memory.

@@ -209,10 +209,13 @@ struct WeightKernels {
   bool (*row_finite)(const WeightView& w, std::int64_t row);
 };
 
-// A row of inputs as integers (twell/ggml.h), and those of them that are not zero.
-struct GgmlInputs {
+// A row of inputs, rounded to integers or as they are (twell/ggml.h), and those of them that are
+// not zero.
+struct GgmlInputRow {
   const std::int8_t* codes = nullptr;    // [H] q
   const float* units = nullptr;          // [blocks along H] u
+  const float* x = nullptr;              // [H] as they are
+  const float* sums = nullptr;           // [groups] −Σ x, where the format has minima
   const std::int32_t* fired = nullptr;   // ascending
   const std::int32_t* starts = nullptr;  // [groups + 1]: where those of a group begin
 };
@@ -225,18 +228,23 @@ struct GgmlKernels {
   void (*round)(const float* h, std::int64_t count, std::int64_t numbers, std::int8_t* codes,
                 float* units);
   // y [last − first][count][32] += those outputs of chunks [first, last) of `count` rows, kGgmlRows
-  // at most, that come from the span of inputs that begins at `at`. Of rows, codes and units alone
-  // are read. `memory`: that of a GgmlMatrix.
-  using Rows = void(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs* x,
+  // at most, that come from the span of inputs that begins at `at`. Of rows, `fired` and `starts`
+  // are not read. `memory`: that of a GgmlMatrix.
+  using Rows = void(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputRow* x,
                     std::int64_t count, std::int64_t at, std::int64_t first, std::int64_t last,
                     float* y);
+  // y [last − first][32] = the outputs of chunks [first, last) of one row.
+  using Row = void(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputRow& x,
+                   std::int64_t first, std::int64_t last, float* y);
   struct Product {
-    // GgmlOrder::inputs. y [last − first][32] = the outputs of chunks [first, last) of one row.
-    void (*sparse_row)(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs& x,
-                       std::int64_t first, std::int64_t last, float* y);
+    // Of rounded inputs. Sparse: GgmlOrder::inputs.
+    Row* sparse_row;
     Rows* sparse_rows;
     Rows* dense_rows;    // either order
     double most_sparse;  // the share of inputs up to which sparse_rows is faster
+    // Of inputs as they are.
+    Row* float_row;    // GgmlOrder::inputs
+    Rows* float_rows;  // either order
   };
   Product product[kGgmlFormats];
 };

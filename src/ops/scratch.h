@@ -25,7 +25,7 @@ enum ScratchSlot : int {
   kTransposed = kSlots,
   kPieces = kCandidates,
   // ggml_matmul() does nothing else.
-  kGgmlInputs = kPreparedX,
+  kGgmlRowsOfInputs = kPreparedX,
   kGgmlSums = kPartialY,
 };
 

@@ -32,6 +32,8 @@ def test_a_file_is_the_model_that_its_numbers_are(twell, words, tmp_path, kind, 
     expected = nats(twell, words, "--model", tmp_path / "m", "--path", "dense")
     # Inputs of products are rounded to 8 bits (tests/decoder/test_gguf.py compares the logits).
     assert nats(twell, words, "--model", file) == pytest.approx(expected, abs=0.02)
+    assert nats(twell, words, "--model", file, "--activations", "exact") == pytest.approx(expected, abs=1e-5)
+    assert nats(twell, words, "--model", file, "--activations", "int8") == nats(twell, words, "--model", file)
     # As numbers of one type they are those of the directory.
     assert nats(twell, words, "--model", file, "--dtype", "f32", "--path", "dense") == expected
 
@@ -116,7 +118,7 @@ def test_wrong_use_is_one_line(twell, words, tmp_path):
         ("generate", "--model", tmp_path / "absent.gguf", *ask): ("absent.gguf", "does not exist"),
         ("generate", "--model", tmp_path / "inf.gguf", *ask): ("inf.gguf", "blk.1.ffn_up.weight", "not finite"),
         ("generate", "--model", file, "--path", "sparse", *ask): ("m.gguf", "yields no zeros"),
-        ("generate", "--model", file, "--activations", "int8", *ask): ("m.gguf", "8 bits already"),
+        ("generate", "--model", file, "--activations", "int8", "--dtype", "f32", *ask): ("m.gguf", "quantised"),
         ("generate", "--model", tmp_path / "vector.gguf", *ask): ("vector.gguf", "attn_q.bias", "a vector in Q8_0"),
         ("convert", tmp_path / "vector.gguf", tmp_path / "v"): ("vector.gguf", "attn_q.bias", "a vector in Q8_0"),
         ("chat", "--model", file): ("m.gguf", "chat template", "there is none"),

@@ -1,6 +1,8 @@
 // Runs a model for the comparisons in Python: fp32 logits of every position on standard output.
-//   twell_decoder_driver MODEL dense|sparse|auto[,...] ID... [/ ID...]...
-//     for each FFN path and sequence: of all its tokens at once, then through the cache
+//   twell_decoder_driver MODEL dense|sparse|auto[:exact][,...] ID... [/ ID...]...
+//     for each FFN path and sequence: of all its tokens at once, then through the cache; exact:
+//     with
+//     --activations exact
 #include <torch/types.h>
 #include <torch/utils.h>
 
@@ -43,8 +45,10 @@ int run(const std::vector<std::string>& args) {
   }
   std::stringstream paths(args[1]);
   for (std::string path; std::getline(paths, path, ',');) {
-    const auto model = load_model(
-        args[0], {.path = parse_ffn_path(path), .architectures = twell::test::all_architectures()});
+    LoadOptions options = {.path = parse_ffn_path(path.substr(0, path.find(':'))),
+                           .architectures = twell::test::all_architectures()};
+    if (path.ends_with(":exact")) options.round_inputs = false;
+    const auto model = load_model(args[0], options);
     for (const auto& ids : sequences) {
       for (const at::Tensor& of :
            {model->forward(at::tensor(ids).unsqueeze(0)), cached_logits(*model, ids)}) {

@@ -48,13 +48,14 @@ Linear random_linear(GgmlFormat format, std::int64_t rows, std::int64_t cols, un
   return out;
 }
 
-GgmlMatrix matrix_of(const Linear& linear) {
-  return {ggml_view(*linear.weight.format, linear.weight.tensor), GgmlOrder::outputs};
+GgmlWeight weight_of(const Linear& linear, GgmlInputs inputs) {
+  const GgmlView blocks = ggml_view(*linear.weight.format, linear.weight.tensor);
+  return {{blocks, GgmlOrder::outputs}, inputs};
 }
 
 struct Layer {
   FfnTensors tensors;
-  std::optional<GgmlMatrix> gate, up, down;
+  std::optional<GgmlWeight> gate, up, down;
   ActivationChoice activation;
 
   at::Tensor hidden(const at::Tensor& x, at::Tensor* fired = nullptr) const {
@@ -66,19 +67,20 @@ struct Layer {
   at::Tensor y(const at::Tensor& x) const { return ggml_linear(hidden(x), *down, {}); }
 };
 
-Layer make_layer(GgmlFormat format, io::HiddenAct act, bool gated, double bias = 0) {
+Layer make_layer(GgmlFormat format, io::HiddenAct act, bool gated, GgmlInputs inputs,
+                 double bias = 0) {
   constexpr std::int64_t kWidth = 256, kNeurons = 512;
   Layer out;
   out.activation = {act, 0};
   if (gated) {
     out.tensors.gate = random_linear(format, kNeurons, kWidth, 1);
-    out.gate = matrix_of(out.tensors.gate);
+    out.gate = weight_of(out.tensors.gate, inputs);
   }
   out.tensors.up = random_linear(format, kNeurons, kWidth, 2);
   if (bias != 0) out.tensors.up.bias.tensor = at::full({kNeurons}, bias);
   out.tensors.down = random_linear(format, kWidth, kNeurons, 3);
-  out.up = matrix_of(out.tensors.up);
-  out.down = matrix_of(out.tensors.down);
+  out.up = weight_of(out.tensors.up, inputs);
+  out.down = weight_of(out.tensors.down, inputs);
   return out;
 }
 
@@ -94,7 +96,19 @@ struct Counting final : FfnObserver {
   FfnActivity seen;
 };
 
-class GgmlLayers : public testing::TestWithParam<GgmlFormat> {};
+class GgmlLayers : public testing::TestWithParam<std::tuple<GgmlFormat, GgmlInputs>> {
+ protected:
+  static GgmlFormat format() { return std::get<0>(GetParam()); }
+  static GgmlInputs arithmetic() { return std::get<1>(GetParam()); }
+  static Layer layer_of(io::HiddenAct act, bool gated, double bias = 0) {
+    return make_layer(format(), act, gated, arithmetic(), bias);
+  }
+  static std::unique_ptr<FeedForward> ffn_of(FfnTensors& tensors,
+                                             const ActivationChoice& activation, FfnPath path) {
+    NoSource source;
+    return make_ggml_feed_forward(tensors, activation, path, arithmetic(), source);
+  }
+};
 
 TEST_P(GgmlLayers, AreTheirProducts) {
   for (const auto& [act, gated] :
@@ -102,9 +116,8 @@ TEST_P(GgmlLayers, AreTheirProducts) {
         std::pair{io::HiddenAct::silu, true}}) {
     for (const FfnPath path : {FfnPath::dense, FfnPath::sparse, FfnPath::automatic}) {
       if (path == FfnPath::sparse && !io::yields_zeros(act)) continue;
-      Layer layer = make_layer(GetParam(), act, gated);
-      NoSource source;
-      const auto ffn = make_ggml_feed_forward(layer.tensors, layer.activation, path, source);
+      Layer layer = layer_of(act, gated);
+      const auto ffn = ffn_of(layer.tensors, layer.activation, path);
       EXPECT_FALSE(layer.tensors.down.weight.tensor.defined());  // given up
       const bool sparse = io::yields_zeros(act) && path != FfnPath::dense;
       EXPECT_EQ(ffn->path(), sparse ? FfnPath::sparse : FfnPath::dense);
@@ -126,15 +139,14 @@ TEST_P(GgmlLayers, AreTheirProducts) {
 }
 
 TEST_P(GgmlLayers, AreNotSparseWhereDownIsNot) {
-  Layer layer = make_layer(GetParam(), io::HiddenAct::relu, false);
+  Layer layer = layer_of(io::HiddenAct::relu, false);
   layer.tensors.down = {};
   layer.tensors.down.weight = {.name = "down", .tensor = at::randn({256, 512})};
-  NoSource source;
   const auto make = [&](FfnPath path) {
     FfnTensors tensors;
     tensors.up = layer.tensors.up;
     tensors.down = layer.tensors.down;
-    return make_ggml_feed_forward(tensors, layer.activation, path, source);
+    return ffn_of(tensors, layer.activation, path);
   };
   EXPECT_THAT(message_of([&] { make(FfnPath::sparse); }),
               testing::AllOf(testing::HasSubstr("tensor down"), testing::HasSubstr("--path auto")));
@@ -145,10 +157,8 @@ TEST_P(GgmlLayers, AreNotSparseWhereDownIsNot) {
 }
 
 TEST_P(GgmlLayers, TurnDownAroundWhereMostNeuronsFire) {
-  Layer layer = make_layer(GetParam(), io::HiddenAct::relu, false, 1e6);  // all fire
-  NoSource source;
-  const auto ffn =
-      make_ggml_feed_forward(layer.tensors, layer.activation, FfnPath::automatic, source);
+  Layer layer = layer_of(io::HiddenAct::relu, false, 1e6);  // all fire
+  const auto ffn = ffn_of(layer.tensors, layer.activation, FfnPath::automatic);
   const std::int64_t bytes = ffn->own_bytes();
   EXPECT_THAT(ffn->describe(1), testing::HasSubstr("down reads what fired"));
   const at::Tensor many = at::randn({64, 256}), one = at::randn({1, 256});
@@ -158,38 +168,45 @@ TEST_P(GgmlLayers, TurnDownAroundWhereMostNeuronsFire) {
   EXPECT_EQ(ffn->path(), FfnPath::dense);
   expect_close(ffn->forward(one, 0, nullptr), layer.y(one));
   EXPECT_THAT(ffn->describe(1), testing::HasSubstr("100.0 % fired"));
+  const bool exact = ffn->describe(1).find("inputs exact") != std::string::npos;
+  EXPECT_EQ(exact, arithmetic() == GgmlInputs::as_they_are);
   EXPECT_NEAR(static_cast<double>(ffn->own_bytes()), static_cast<double>(bytes), 0.2 * bytes);
 }
 
 TEST_P(GgmlLayers, LookRowsUp) {
-  const Linear table = random_linear(GetParam(), 9, 256, 4);
+  const Linear table = random_linear(format(), 9, 256, 4);
   const at::Tensor ids = at::tensor(std::vector<std::int64_t>{8, 0, 8, 3}).view({2, 2});
   const at::Tensor rows = ggml_look_up(table.weight, ids, at::kFloat);
   ASSERT_EQ(rows.sizes(), (at::IntArrayRef{2, 2, 256}));
-  const GgmlView view = ggml_view(GetParam(), table.weight.tensor);
+  const GgmlView view = ggml_view(format(), table.weight.tensor);
   std::vector<float> all(static_cast<std::size_t>(view.rows * view.cols));
-  dequantize(GetParam(), view.blocks, std::ssize(all) / traits_of(GetParam()).numbers, all.data());
+  dequantize(format(), view.blocks, std::ssize(all) / traits_of(format()).numbers, all.data());
   const at::Tensor whole = at::tensor(all).view({9, 256});
   EXPECT_TRUE(at::equal(rows, whole.index_select(0, ids.flatten()).view({2, 2, 256})));
 }
 
 TEST_P(GgmlLayers, NameTheTensorOfAScaleThatIsNotFinite) {
-  Linear linear = random_linear(GetParam(), 4, 256, 5);
+  Linear linear = random_linear(format(), 4, 256, 5);
   auto* const data = linear.weight.tensor.mutable_data_ptr<std::uint8_t>();
   GgmlBlock block;
-  take_block(GetParam(), data, &block);
+  take_block(format(), data, &block);
   block.scale = half_of_float(std::numeric_limits<float>::infinity());
-  put_block(GetParam(), block, data);
+  put_block(format(), block, data);
   NoSource source;
   EXPECT_THAT(message_of([&] { linear.pack(source); }),
               testing::AllOf(testing::HasSubstr("file.gguf: tensor w"),
                              testing::HasSubstr("row 0 is not finite")));
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, GgmlLayers,
-                         testing::Values(GgmlFormat::q4_0, GgmlFormat::q5_0, GgmlFormat::q8_0,
-                                         GgmlFormat::q4_k, GgmlFormat::q5_k, GgmlFormat::q6_k),
-                         [](const auto& info) { return name_of(info.param); });
+INSTANTIATE_TEST_SUITE_P(
+    Formats, GgmlLayers,
+    testing::Combine(testing::Values(GgmlFormat::q4_0, GgmlFormat::q5_0, GgmlFormat::q8_0,
+                                     GgmlFormat::q4_k, GgmlFormat::q5_k, GgmlFormat::q6_k),
+                     testing::Values(GgmlInputs::rounded, GgmlInputs::as_they_are)),
+    [](const auto& info) {
+      const bool rounded = std::get<1>(info.param) == GgmlInputs::rounded;
+      return std::string(name_of(std::get<0>(info.param))) + (rounded ? "" : "_f32");
+    });
 
 }  // namespace
 }  // namespace twell::lm

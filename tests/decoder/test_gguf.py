@@ -1,7 +1,7 @@
-"""Logits of GGUF files as they are, against `transformers` on the same numbers with inputs of linear
-layers rounded as twell/ggml.h says.
+"""Logits of GGUF files as they are, against `transformers` on the same numbers: with inputs of linear
+layers as they are, and rounded as twell/ggml.h says.
 
-Both sides round the same inputs, up to the order of f32 sums before them, and then agree as f32
+Of the latter, both sides round the same inputs, up to the order of f32 sums before them, and then agree as f32
 does. Where that order moves an input over the middle between two integers, the next integer is 1/127
 of the block's largest input away, and the rest of the sequence differs by about a hundredth, as it
 does without any rounding. That befell one token in a hundred, so one sequence of six in 17: that it
@@ -78,21 +78,23 @@ def errors(got, expected):
 
 @pytest.mark.parametrize("architecture", CLASSES)
 @pytest.mark.parametrize("kind", BLOCK)
-def test_logits_are_those_of_rounded_inputs(tmp_path, kind, architecture):
+def test_logits_are_those_of_transformers(tmp_path, kind, architecture):
     driver = os.environ.get("TWELL_DECODER_DRIVER") or pytest.skip("TWELL_DECODER_DRIVER names no driver")
     tied = kind in ("Q8_0", "Q4_K")
     numbers = write_model(tmp_path / "m.gguf", kind, architecture, tied, VOCABULARY, blocks=unit_blocks)
     ids = numpy.random.default_rng(7).integers(0, VOCABULARY, (SEQUENCES, LENGTH)).tolist()
     paths = ["dense", "sparse", "auto"] if architecture == "arcee" else ["dense", "auto"]
+    paths += [f"{path}:exact" for path in paths]
     arguments = [str(part) for sequence in ids for part in ["/", *sequence]][1:]
     done = subprocess.run([driver, tmp_path / "m.gguf", ",".join(paths), *arguments], capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
     got = numpy.frombuffer(done.stdout, numpy.float32).reshape(len(paths), SEQUENCES, 2, LENGTH, VOCABULARY)
     expected = logits_of_transformers(numbers, architecture, tied, ids, BLOCK[kind])
-    unrounded = errors(logits_of_transformers(numbers, architecture, tied, ids), expected)
-    assert unrounded.min() > 1e-3  # so that the next says something
+    exact = logits_of_transformers(numbers, architecture, tied, ids)
+    assert errors(exact, expected).min() > 1e-3  # so that the next says something
     for path, of_path in zip(paths, got):
         for way in (0, 1):  # at once, and through the cache
-            found = errors(of_path[:, way], expected)
+            unrounded = path.endswith("exact")
+            found = errors(of_path[:, way], exact if unrounded else expected)
             assert (found < 5e-6).sum() >= SEQUENCES / 2, (path, way, found)
-            assert found.max() < 0.2, (path, way, found)
+            assert found.max() < (1e-4 if unrounded else 0.2), (path, way, found)

@@ -63,9 +63,9 @@ LayerResult ffn(const Layer& layer);
 // twell/linear.h
 Matrix round_inputs(const Matrix& x);
 
-// twell/ggml.h. Products of rounded inputs are exact. magnitude: what an f32
-// sum over blocks has as terms.
-Result ggml_matmul(const Matrix& x, const GgmlView& w);
+// twell/ggml.h. magnitude: of what f32 sums have as terms, one or two a block of rounded inputs,
+// whose own products are exact.
+Result ggml_matmul(const Matrix& x, const GgmlView& w, GgmlInputs inputs);
 
 // softmax(q Kᵀ / √d) V of the queries of some heads, [heads, d], that share K and V, [keys, d].
 struct Attention {

@@ -62,7 +62,7 @@ class GgmlTiles : GgmlDense<kFormat> {
   };
 
  public:
-  static void run(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs* x,
+  static void run(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputRow* x,
                   std::int64_t count, std::int64_t at, std::int64_t first, std::int64_t last,
                   float* y) {
     if (count < kFewestRows) return Dense::run(layout, memory, x, count, at, first, last, y);
@@ -107,8 +107,8 @@ class GgmlTiles : GgmlDense<kFormat> {
     return out;
   }
 
-  static void collect(const GgmlInputs* x, std::int64_t count, std::int64_t at, std::int64_t groups,
-                      Rows& rows) {
+  static void collect(const GgmlInputRow* x, std::int64_t count, std::int64_t at,
+                      std::int64_t groups, Rows& rows) {
     const std::int64_t inputs = groups * kGroup, blocks = inputs / kTraits.numbers;
     for (std::int64_t r = 0; r < count; ++r) {
       std::memcpy(rows.q[r], x[r].codes + at, static_cast<std::size_t>(inputs));

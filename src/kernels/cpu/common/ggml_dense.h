@@ -46,7 +46,7 @@ class GgmlDense {
 
  public:
   // y [last − first][count][32] += the products of inputs [at, at + 256), or as many as there are.
-  static void run(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs* rows,
+  static void run(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputRow* rows,
                   std::int64_t count, std::int64_t at, std::int64_t first, std::int64_t last,
                   float* y) {
     const std::int64_t inputs = std::min(kSpan, layout.inputs - at);
@@ -120,6 +120,16 @@ class GgmlDense {
     }
   }
 
+  // A quad's codes, as they are packed.
+  static V::Codes load(const Piece& piece, std::int64_t quad) {
+    constexpr std::int64_t kQuads = kLayout.stretch() / 4, kEight = kLayout.eight_bytes();
+    constexpr std::int64_t kLower = kBits == 8 ? 128 : 64, kUpper = kEight / 8 - kLower;
+    const std::uint8_t* const eight =
+        piece.packed + quad / kQuads * kStretchBytes + quad % kQuads / 8 * kEight;
+    return V::template load<kBits>(eight + quad % 8 * kLower,
+                                   eight + 8 * kLower + quad % 8 * kUpper);
+  }
+
  private:
   static constexpr std::integral_constant<int, V::kRows> kTogether = {};
   static constexpr std::integral_constant<int, 1> kOne = {};
@@ -177,14 +187,6 @@ class GgmlDense {
         GgmlVectors::put_quad<kBits, V::kOffset<kBits>>(at, input, to + c * next);
       }
     }
-  }
-  static V::Codes load(const Piece& piece, std::int64_t quad) {
-    constexpr std::int64_t kQuads = kLayout.stretch() / 4, kEight = kLayout.eight_bytes();
-    constexpr std::int64_t kLower = kBits == 8 ? 128 : 64, kUpper = kEight / 8 - kLower;
-    const std::uint8_t* const eight =
-        piece.packed + quad / kQuads * kStretchBytes + quad % kQuads / 8 * kEight;
-    return V::template load<kBits>(eight + quad % 8 * kLower,
-                                   eight + 8 * kLower + quad % 8 * kUpper);
   }
 
   // Adds a piece to the outputs of kRows rows.

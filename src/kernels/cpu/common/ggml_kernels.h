@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/common/ggml_dense.h"
+#include "kernels/cpu/common/ggml_floats.h"
 #include "kernels/cpu/common/ggml_row.h"
 #include "kernels/cpu/common/ggml_tile.h"
 #include "kernels/kernel.h"
@@ -11,8 +12,12 @@ namespace {
 
 template <GgmlFormat kFormat>
 constexpr GgmlKernels::Product make_ggml_product() {
-  return {GgmlSparseRow<kFormat>::run, GgmlTile<kFormat>::run, GgmlDense<kFormat>::run,
-          GgmlQuads::kMostSparse<traits_of(kFormat).bits>};
+  return {.sparse_row = GgmlSparseRow<kFormat>::run,
+          .sparse_rows = GgmlTile<kFormat>::run,
+          .dense_rows = GgmlDense<kFormat>::run,
+          .most_sparse = GgmlQuads::kMostSparse<traits_of(kFormat).bits>,
+          .float_row = GgmlFloatRow<kFormat>::run,
+          .float_rows = GgmlFloatRows<kFormat>::run};
 }
 constexpr GgmlKernels make_ggml_kernels() {
   using F = GgmlFormat;

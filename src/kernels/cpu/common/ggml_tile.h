@@ -39,7 +39,7 @@ class GgmlTile {
 
  public:
   // y [last − first][count][32] += the products of inputs [at, at + 256), or as many as there are.
-  static void run(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs* rows,
+  static void run(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputRow* rows,
                   std::int64_t count, std::int64_t at, std::int64_t first, std::int64_t last,
                   float* y) {
     const std::int64_t inputs = std::min(kSpan, layout.inputs - at);
