@@ -1,6 +1,7 @@
 // Plain linear layers: y = x Wᵀ. x is [M, D], W is [N, D] and y is [M, N]. All are bf16 or all are
-// f32, except that W may be codes with scales of its rows. Sums are f32; y is rounded once. M may
-// be 0. An error is a twell::Error that names operation and argument.
+// f32, except that W may be codes with scales of its rows, and y may be f32. Sums are f32, and y is
+// rounded once if it is bf16. M may be 0. An error is a twell::Error that names operation and
+// argument.
 #pragma once
 
 #include "twell/context.h"
@@ -11,13 +12,13 @@
 namespace twell {
 
 // y on a packed weight (PackedWeight::view()), by the gate's GEMM without the activation. `bias` is
-// [N] of the same dtype, or null.
+// [N] of x's dtype, or null.
 void linear(Context& context, ConstMatrixView x, const WeightView& weight, const void* bias,
             MatrixView y);
 
-// y on a weight as it is stored, for a few rows. W is read once, at the bandwidth of memory. Any M
-// is correct; above about eight rows a GEMM is faster. This is for logits: their weight may also be
-// the embedding, and should not exist twice.
+// y on a weight as it is stored. For up to eight rows W is read once, at the bandwidth of memory;
+// for more, pieces of it are packed in every call, except that codes are multiplied row by row. This
+// is for logits: their weight may also be the embedding, and should not exist twice.
 void linear_as_stored(Context& context, ConstMatrixView x, const WeightView& weight, MatrixView y);
 
 // y = x, each block of 256 inputs of a row rounded to whole numbers of at most 7 bits times a power

@@ -285,9 +285,14 @@ at::Tensor Decoder::head(const at::Tensor& normalised) {
   const io::Scales& scales = config_.block.scales;
   at::Tensor x = normalised;
   if (scales.width > 0) x = x * (scales.width / static_cast<double>(config_.hidden_size));
-  const at::Tensor logits = !weight.defined() ? weights_.head(x)
-                            : own_linears_    ? linear_as_stored(x, weight)
-                                              : linear_of(x, weight);
+  // Rounded to bf16, one logit in twenty ties with another.
+  const bool rounded = at::GradMode::is_enabled() || !x.is_cpu() || dtype_ != at::kBFloat16;
+  const auto product = [&] {
+    if (!weight.defined()) return rounded ? weights_.head(x) : weights_.head.sums(x);
+    if (!rounded) return sums_as_stored(x, weight);
+    return own_linears_ ? linear_as_stored(x, weight) : linear_of(x, weight);
+  };
+  const at::Tensor logits = product();
   return scales.logit_cap > 0 ? capped(logits, scales.logit_cap) : logits;
 }
 

@@ -10,6 +10,7 @@
 #include "decoder/ggml_layers.h"
 #include "decoder/operators.h"
 #include "decoder/sparse_operators.h"
+#include "twell/linear.h"
 #include "twell/packed.h"
 #include "twell/status.h"
 
@@ -75,6 +76,35 @@ at::Tensor Linear::operator()(const at::Tensor& x) const {
   return linear.call(x, packed, bias.tensor.defined() ? std::optional(bias.tensor) : std::nullopt);
 }
 
+namespace {
+
+// y [..., outputs] of f32 from multiply(x [M, inputs], y [M, outputs]).
+template <class Multiply>
+at::Tensor f32_rows(const at::Tensor& x, std::int64_t outputs, const Multiply& multiply) {
+  const at::Tensor in = x.reshape({-1, x.size(-1)}).contiguous();
+  std::vector<std::int64_t> shape = x.sizes().vec();
+  shape.back() = outputs;
+  at::Tensor y = at::empty({in.size(0), outputs}, at::TensorOptions(at::kFloat));
+  multiply(matrix_view(in), MatrixView(y.mutable_data_ptr(), DType::f32, y.size(0), outputs));
+  return y.view(shape);
+}
+
+}  // namespace
+
+at::Tensor Linear::sums(const at::Tensor& x) const {
+  if (!packed.defined()) return (*this)(x).to(at::kFloat);
+  const at::Tensor offset = bias.tensor.defined() ? bias.tensor.to(x.scalar_type()) : at::Tensor();
+  return f32_rows(x, packed_view.rows, [&](ConstMatrixView in, MatrixView y) {
+    linear(cpu_context(), in, packed_view, offset.defined() ? offset.const_data_ptr() : nullptr, y);
+  });
+}
+
+at::Tensor sums_as_stored(const at::Tensor& x, const at::Tensor& weight) {
+  return f32_rows(x, weight.size(0), [&](ConstMatrixView in, MatrixView y) {
+    twell::linear_as_stored(cpu_context(), in, weight_view(weight), y);
+  });
+}
+
 at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight) {
   constexpr std::int64_t kFewRows = 8;
   const at::ScalarType dtype = weight.scalar_type();
@@ -107,7 +137,10 @@ void Linear::pack(ParameterSource& source, GgmlPacking how) {
   const bool supported = weight.tensor.scalar_type() == at::kBFloat16 || has_codes();
   if (!supported || !weight.tensor.is_cpu()) return;
   const at::NoGradGuard no_grad;
+  const WeightView stored = weight_view(weight.tensor);
   packed = packed_weight(weight.tensor.detach());
+  packed_view =
+      twell::packed_view(packed.const_data_ptr(), stored.type, stored.rows, stored.cols);
   source.release(weight);
 }
 

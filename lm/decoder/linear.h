@@ -25,10 +25,13 @@ struct Linear {
   Parameter weight;                     // [out, in], or codes of it; given up once packed
   Parameter bias;                       // [out]
   at::Tensor packed = {};               // as torch.ops.twell.pack_weight makes it
+  WeightView packed_view = {};          // of it, on a CPU
   std::optional<GgmlWeight> ggml = {};  // once packed
 
   // Differentiable unless packed.
   at::Tensor operator()(const at::Tensor& x) const;
+  // y in f32, whose sums are not rounded. Inference only, on a CPU, in bf16 or f32.
+  at::Tensor sums(const at::Tensor& x) const;
   // From now on y comes from torch.ops.twell.linear, which reads a weight at the bandwidth of
   // memory where tokens are few (1.6 times PyTorch's speed at one token on two cores of a Zen 5)
   // and is as fast where they are many; and of blocks from ggml_matmul(). bf16, codes and blocks on
@@ -55,6 +58,8 @@ at::Tensor rounded_inputs(const at::Tensor& x);
 // x Wᵀ for a weight that stays as it is stored: twell's for up to eight rows, at the bandwidth of
 // memory, PyTorch's for more.
 at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight);
+// As Linear::sums().
+at::Tensor sums_as_stored(const at::Tensor& x, const at::Tensor& weight);
 
 // A weight [rows, cols], or codes of it, as torch.ops.twell.pack_weight of its device makes it; on
 // the CPU in huge pages where the system gives them.

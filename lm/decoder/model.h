@@ -57,7 +57,7 @@ class Model {
 
   // --- whole sequences; differentiable where grad mode is on ---
   // tokens int64 [B, S] on the CPU or device(), S <= max_position_embeddings -> logits [B, S, V] in
-  // the model's dtype.
+  // the model's dtype, or, on a CPU without gradients, f32.
   virtual at::Tensor forward(const at::Tensor& tokens, FfnObserver* observer = nullptr) = 0;
   // The same in pieces, for recomputation and for losses that never hold all logits:
   // embed -> block(0) ... block(layers()-1) -> final_norm -> head.

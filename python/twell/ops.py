@@ -120,8 +120,8 @@ def linear(x: Tensor, weight_packed: Tensor, bias: Tensor | None = None) -> Tens
 
 
 def linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
-    """y = x Wᵀ, x [..., D], y [..., N], for a plain weight [N, D] and up to about eight rows: the
-    weight is read once, as for logits. Not differentiable."""
+    """y = x Wᵀ, x [..., D], y [..., N], for a plain weight [N, D], as for logits: for up to eight rows
+    it is read once, for more it is packed in every call. Not differentiable."""
     return torch.ops.twell.linear_as_stored(x, weight)
 
 

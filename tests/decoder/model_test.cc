@@ -257,6 +257,36 @@ TEST(Model, SavedAndLoadedAgainIsTheSame) {
   }
 }
 
+// Few rows and many, whether the head is the embedding or not.
+TEST(Model, LogitsOfBf16AreNotRounded) {
+  for (const bool tied : {false, true}) {
+    auto config = tiny_config();
+    config.tie_word_embeddings = tied;
+    ScratchDirectory directory;
+    test::save_model(directory.path(), config, tiny_model(config, at::kBFloat16)->parameters());
+    for (const FfnPath path : {FfnPath::dense, FfnPath::sparse}) {
+      const auto model = load_model(directory.string(), {.path = path});
+      at::Tensor weight;
+      for (const auto& [name, tensor] : model->parameters()) {
+        if (name == (tied ? "model.embed_tokens.weight" : "lm_head.weight")) weight = tensor;
+      }
+      const at::Tensor wide = weight.to(at::kDouble).t();
+      for (const std::int64_t rows : {1, 5, 29}) {
+        const at::NoGradGuard no_grad;
+        const at::Tensor x = at::randn({rows, config.hidden_size}).to(at::kBFloat16);
+        const at::Tensor logits = model->head(x);
+        EXPECT_EQ(logits.scalar_type(), at::kFloat);
+        const at::Tensor in = x.to(at::kDouble);
+        const at::Tensor bound =
+            in.abs().matmul(wide.abs()) * (static_cast<double>(config.hidden_size + 2) * 0x1p-24);
+        EXPECT_LE(((logits - in.matmul(wide)).abs() - bound).max().item<double>(), 0.0) << rows;
+      }
+      const at::NoGradGuard no_grad;
+      EXPECT_EQ(model->forward(as_batch(random_tokens(9))).scalar_type(), at::kFloat);
+    }
+  }
+}
+
 TEST(Model, DtypeIsConvertedOnRequest) {
   ScratchDirectory directory;
   const auto config = tiny_config();

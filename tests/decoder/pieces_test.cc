@@ -4,6 +4,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <tuple>
@@ -16,6 +17,7 @@
 #include "decoder/rope.h"
 #include "decoder/sparse_operators.h"
 #include "decoder/weights.h"
+#include "twell/coded_matrix.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -266,6 +268,40 @@ TEST(Linear, InF32IsTheProductRoundedOnce) {
         const at::Tensor bound = size * sums + exact.abs() * 0x1.01p-8;
         EXPECT_LE(((y.to(at::kDouble) - exact).abs() - bound).max().item<double>(), 0.0);
       }
+    }
+  }
+}
+
+class PlainSource final : public ParameterSource {
+ public:
+  at::Tensor take(const Parameter& parameter) override { return parameter.tensor; }
+};
+
+// y is those sums, rounded.
+TEST(Linear, SumsAreWhatIsRounded) {
+  at::manual_seed(6);
+  constexpr std::int64_t kRows = 70, kCols = 64;
+  const at::Tensor numbers = at::randn({kRows, kCols}).to(at::kBFloat16);
+  const at::Tensor bias = at::randn({kRows}).to(at::kBFloat16);
+  at::Tensor codes = at::empty({coded_extent(kRows, kCols, ScaledBy::row), kCols}, at::kChar);
+  auto* const bytes = codes.mutable_data_ptr<std::int8_t>();
+  for (std::int64_t i = 0; i < codes.numel(); ++i) {
+    bytes[i] = static_cast<std::int8_t>(i * 31 % 251 - 125);
+  }
+  std::fill_n(reinterpret_cast<float*>(bytes + coded_scales_at(kRows, kCols)), kRows, 0x1p-6F);
+  for (const at::Tensor& weight : {numbers, codes}) {
+    Linear linear;
+    linear.weight.tensor = weight;
+    linear.bias.tensor = bias;
+    PlainSource source;
+    linear.pack(source);
+    ASSERT_TRUE(linear.packed.defined());
+    for (const std::int64_t rows : {0, 1, 8, 40}) {
+      const at::Tensor x = at::randn({2, rows, kCols}).to(at::kBFloat16);
+      const at::Tensor sums = linear.sums(x), y = linear(x);
+      EXPECT_EQ(sums.scalar_type(), at::kFloat);
+      EXPECT_TRUE(at::equal(sums.to(at::kBFloat16), y)) << rows;
+      EXPECT_EQ(at::equal(sums, y.to(at::kFloat)), rows == 0);
     }
   }
 }

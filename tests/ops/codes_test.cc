@@ -224,8 +224,8 @@ TYPED_TEST(CodesTest, LinearLayers) {
     for (const auto& [rows, depth, outputs] :
          {std::tuple{1, 70, 90}, {5, 257, 48}, {17, 300, 257}, {1100, 64, 33}}) {
       const typename TestFixture::Coded layer({rows, depth, outputs, true, {}, 0.0F});
-      for (const bool stored : {false, true}) {
-        TestMatrix<typename TestFixture::T> y(rows, outputs, 5);
+      const auto check = [&]<class Y>(bool stored, Y) {
+        TestMatrix<Y> y(rows, outputs, 5);
         if (stored) {
           linear_as_stored(context, layer.x.view(), layer.gate_view(), y.view());
         } else {
@@ -233,6 +233,10 @@ TYPED_TEST(CodesTest, LinearLayers) {
         }
         SCOPED_TRACE(std::string(name_of(tier)) + (stored ? " as stored" : " packed"));
         expect_linear(layer, y);
+      };
+      for (const bool stored : {false, true}) {
+        check(stored, typename TestFixture::T());
+        check(stored, float());
       }
     }
   }

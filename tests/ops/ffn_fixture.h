@@ -324,8 +324,8 @@ void expect_output(const TwellMatrix& packed, const Layer<T, W>& layer, const Te
 
 // y = x Wᵀ (+ bias) of the gate's numbers, each y within what f32 sums and one rounding of it
 // allow.
-template <class T, class W>
-void expect_linear(const Layer<T, W>& layer, const TestMatrix<T>& y,
+template <class T, class W, class Y>
+void expect_linear(const Layer<T, W>& layer, const TestMatrix<Y>& y,
                    const TestMatrix<T>* bias = nullptr) {
   const TestMatrix<T>& x = layer.x;
   for (std::int64_t r = 0; r < y.rows(); ++r) {
@@ -339,7 +339,7 @@ void expect_linear(const Layer<T, W>& layer, const TestMatrix<T>& y,
       }
       const double bound = accumulation_bound(static_cast<double>(x.cols() + 1), magnitude);
       ASSERT_NEAR(y.value(r, n), expected,
-                  bound + 1.01 * rounding_bound<T>(std::abs(expected) + bound))
+                  bound + 1.01 * rounding_bound<Y>(std::abs(expected) + bound))
           << r << "," << n;
     }
   }

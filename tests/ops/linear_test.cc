@@ -12,7 +12,8 @@ using test::message_of;
 
 enum class Storage : std::uint8_t { packed, packed_with_bias, as_stored };
 
-template <class T>
+// x and W of T, y of Y.
+template <class T, class Y>
 void check(Context& context, std::int64_t rows, std::int64_t depth, std::int64_t outputs,
            Storage storage) {
   const bool with_bias = storage == Storage::packed_with_bias;
@@ -20,7 +21,7 @@ void check(Context& context, std::int64_t rows, std::int64_t depth, std::int64_t
                " D=" + std::to_string(depth) + " N=" + std::to_string(outputs));
   test::Layer<T> layer({rows, depth, outputs, true, {}, 0.0F});
   const auto bias = test::random_matrix<T>(1, outputs, 9, 1.0F);
-  test::TestMatrix<T> y(rows, outputs, 5);
+  test::TestMatrix<Y> y(rows, outputs, 5);
   if (storage == Storage::as_stored) {
     linear_as_stored(context, std::as_const(layer.x).view(), std::as_const(layer.gate).view(),
                      y.view());
@@ -31,28 +32,30 @@ void check(Context& context, std::int64_t rows, std::int64_t depth, std::int64_t
   test::expect_linear(layer, y, with_bias ? &bias : nullptr);
 }
 
-template <class T>
+template <class Types>
 class LinearTest : public testing::Test {};
-using Types = testing::Types<bf16, float>;
+using Types = testing::Types<std::pair<bf16, bf16>, std::pair<bf16, float>, std::pair<float, float>>;
 TYPED_TEST_SUITE(LinearTest, Types);
 
 TYPED_TEST(LinearTest, TailSizes) {
+  using X = typename TypeParam::first_type;
+  using Y = typename TypeParam::second_type;
   for (CpuTier tier : available_cpu_tiers()) {
     for (int threads : {1, 3, 16}) {
       Context context({.threads = threads, .tier = tier});
       for (Storage storage : {Storage::packed, Storage::packed_with_bias, Storage::as_stored}) {
         for (std::int64_t rows : {0, 1, 2, 5, 16, 17, 1100}) {
-          check<TypeParam>(context, rows, 70, 90, storage);
+          check<X, Y>(context, rows, 70, 90, storage);
         }
         for (std::int64_t depth : {1, 2, 31, 33, 257}) {
-          check<TypeParam>(context, 7, depth, 48, storage);
+          check<X, Y>(context, 7, depth, 48, storage);
         }
         for (std::int64_t outputs : {1, 15, 17, 255, 257, 600}) {
-          check<TypeParam>(context, 9, 64, outputs, storage);
+          check<X, Y>(context, 9, 64, outputs, storage);
         }
-        check<TypeParam>(context, 4102, 5, 18, storage);   // more than are taken at a time
-        check<TypeParam>(context, 20, 4200, 48, storage);  // blocks of inputs, of few rows
-        check<TypeParam>(context, 40, 600, 48, storage);   // and of many
+        check<X, Y>(context, 4102, 5, 18, storage);   // more than are taken at a time
+        check<X, Y>(context, 20, 4200, 48, storage);  // blocks of inputs, of few rows
+        check<X, Y>(context, 40, 600, 48, storage);   // and of many
       }
     }
   }
