@@ -57,12 +57,15 @@ class Tiny(NamedTuple):
 
     def call(self, model: nn.Module) -> Tensor:
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-        given = {
-            name: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v
-            for name, v in self.inputs().items()
-        }
+        given = {name: _in(dtype, v) for name, v in self.inputs().items()}
         out = model(**given)
         return out if torch.is_tensor(out) else getattr(out, self.output)
+
+
+def _in(dtype: torch.dtype, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_in(dtype, each) for each in value]
+    return value.to(dtype) if torch.is_tensor(value) and value.is_floating_point() else value
 
 
 def of(name: str, config: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
@@ -150,6 +153,12 @@ def image() -> dict[str, Any]:
     return {"pixel_values": features(2, 3, 128, 128)}
 
 
+def series() -> dict[str, Any]:
+    """Of three lengths, so that patches are padded."""
+    past = [one[:n] for one, n in zip(features(3, 64), (64, 40, 9))]
+    return {"past_values": past, "freq": [0, 1, 2]}
+
+
 AMONG_OTHERS = {
     "torch encoder": Tiny(encoder(batch_first=True), lambda: {"src": features(3, 20, 24)}, 2),
     "torch encoder, tokens first": Tiny(encoder(), lambda: {"src": features(20, 3, 24)}, 2),
@@ -198,6 +207,11 @@ AMONG_OTHERS = {
             "vocab_size": 97, "d_model": 24, "n_layer": 2, "n_head": 2, "d_inner": 60,
             "ff_activation": "relu",
         }), text, 2),
+    "timesfm": Tiny(
+        of("TimesFmModelForPrediction", "TimesFmConfig", {
+            "patch_length": 4, "context_length": 64, "horizon_length": 8, "num_hidden_layers": 2,
+            "hidden_size": 24, "intermediate_size": 60, "head_dim": 12, "num_attention_heads": 2,
+        }), series, 2, "full_predictions"),
     "speech to text": Tiny(
         of("Speech2TextForConditionalGeneration", "Speech2TextConfig", {
             **{k: v for k, v in _BOTH.items() if k != "max_position_embeddings"},
