@@ -317,6 +317,23 @@ def test_dropout_that_changes_is_noticed() -> None:
     model.eval()(features(3, WIDTH))
 
 
+def test_names_of_the_caller_among_other_parts() -> None:
+    class Own(Within):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.out = self._modules.pop("gate_proj"), self._modules.pop("down_proj")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.out(functional.relu(self.into(self.layer_norm(x))))
+
+    plain, x = nn.Sequential(Own(), Own()).eval(), features(7, WIDTH)
+    sparse = twell.sparsify(copy.deepcopy(plain), mlp={"up": "into", "down": "out"})
+    assert len(twell.sparse_layers(sparse)) == 2
+    torch.testing.assert_close(sparse(x), plain(x), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"^mlp: expected gate_proj, down_proj alone, got layer_norm too"):
+        twell.from_mlp(Within())
+
+
 def test_report_counts_them() -> None:
     for kind, (activation, _) in TAKEN.items():
         layers = twell.report(model(kind), features(7, WIDTH)).layers
