@@ -57,15 +57,12 @@ class Tiny(NamedTuple):
 
     def call(self, model: nn.Module) -> Tensor:
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-        given = {name: _in(dtype, v) for name, v in self.inputs().items()}
+        given = {
+            name: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v
+            for name, v in self.inputs().items()
+        }
         out = model(**given)
         return out if torch.is_tensor(out) else getattr(out, self.output)
-
-
-def _in(dtype: torch.dtype, value: Any) -> Any:
-    if isinstance(value, list):
-        return [_in(dtype, each) for each in value]
-    return value.to(dtype) if torch.is_tensor(value) and value.is_floating_point() else value
 
 
 def of(name: str, config: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
@@ -154,9 +151,8 @@ def image() -> dict[str, Any]:
 
 
 def series() -> dict[str, Any]:
-    """Of three lengths, so that patches are padded."""
-    past = [one[:n] for one, n in zip(features(3, 64), (64, 40, 9))]
-    return {"past_values": past, "freq": [0, 1, 2]}
+    """Shorter than the context, so that patches are padded."""
+    return {"past_values": features(3, 42), "freq": [0, 1, 2]}
 
 
 AMONG_OTHERS = {
