@@ -153,6 +153,187 @@ def test_same_outputs_and_gradients(kind: type[nn.Module], freeze: bool) -> None
         assert not torch.equal(sparse(x), before), name
 
 
+# --- Among other parts ----------------------------------------------------------------------------
+
+
+class Within(nn.Module):
+    """As TimesFM's: a norm before, a mask and the residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        linears(self, "gate_proj", "down_proj")
+        self.layer_norm = nn.LayerNorm(WIDTH)
+        self.dropout = nn.Dropout(0.25)
+
+    def forward(self, x: Tensor, paddings: Tensor | None = None) -> Tensor:
+        y = self.down_proj(self.hidden(self.gate_proj(self.layer_norm(x))))
+        if paddings is not None:
+            y = y * (1.0 - paddings[..., None])
+        return y + x
+
+    def hidden(self, v: Tensor) -> Tensor:
+        return functional.relu(v)
+
+
+class InPlace(Within):
+    def hidden(self, v: Tensor) -> Tensor:
+        return functional.relu(v, inplace=True)
+
+
+class MethodWithin(Within):
+    def hidden(self, v: Tensor) -> Tensor:
+        return v.relu()
+
+
+class Drops(Within):
+    def hidden(self, v: Tensor) -> Tensor:
+        return self.dropout(torch.relu(v))
+
+
+class DropsByFunction(Within):
+    p = 0.25
+
+    def hidden(self, v: Tensor) -> Tensor:
+        return functional.dropout(functional.relu(v), p=self.p, training=self.training)
+
+
+class Later(Within):
+    """Whose code may be changed."""
+
+    then: Callable[[Tensor], Tensor] = staticmethod(functional.relu)
+
+    def hidden(self, v: Tensor) -> Tensor:
+        return type(self).then(v)
+
+
+WITHIN = [Within, InPlace, MethodWithin, Drops, DropsByFunction, Later]
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+@pytest.mark.parametrize("kind", WITHIN)
+def test_among_other_parts(kind: type[Within], freeze: bool) -> None:
+    torch.manual_seed(5)
+    plain = nn.Sequential(kind(), kind())
+    sparse = twell.sparsify(copy.deepcopy(plain), freeze=freeze)
+    assert list(twell.sparse_layers(sparse)) == ["0.sparse_ffn", "1.sparse_ffn"]
+    assert list(sparse.state_dict()) == list(plain.state_dict())
+    x, mask = features(3, 7, WIDTH), (torch.arange(7) < 3).float().expand(3, 7)
+    for training in (True, False):
+        runs = []
+        for each in (plain.train(training), sparse.train(training)):
+            each.zero_grad()
+            torch.manual_seed(4)  # which drops the same
+            y = torch.cat([each(x), each[0](x, mask), each[1](x, paddings=mask)])
+            y.square().mean().backward()
+            runs.append([y, *(p.grad for p in each.parameters() if not freeze)])
+        for got, want in zip(runs[1], runs[0]):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert torch.equal(sparse[0](x, mask)[:, :3], x[:, :3])
+
+
+class SquaredWithin(Within):
+    def hidden(self, v: Tensor) -> Tensor:
+        return functional.relu(v).square()
+
+
+class SmoothWithin(Within):
+    def hidden(self, v: Tensor) -> Tensor:
+        return functional.gelu(v)
+
+
+class Used(Within):
+    def hidden(self, v: Tensor) -> Tensor:
+        return functional.relu(v) + v.mean()
+
+
+class Before(Within):
+    def hidden(self, v: Tensor) -> Tensor:
+        return functional.relu(self.dropout(v))
+
+
+class Twice(Within):
+    def hidden(self, v: Tensor) -> Tensor:
+        return functional.relu(functional.relu(v))
+
+
+class Unfollowed(Within):
+    def hidden(self, v: Tensor) -> Tensor:
+        return functional.relu(v) if len(v) > 1 else v
+
+
+@pytest.mark.parametrize("kind", [SquaredWithin, SmoothWithin, Used, Before, Twice, Unfollowed])
+def test_what_else_stands_among_other_parts_stays(kind: type[Within]) -> None:
+    torch.manual_seed(5)
+    plain = nn.Sequential(Within(), kind()).eval()
+    x = features(7, WIDTH)
+    want = plain(x)
+    with pytest.warns(UserWarning, match=rf"\* \({kind.__name__}\) stay as they are: 1: ") as told:
+        twell.sparsify(plain)
+    assert len(told) == 1 and list(twell.sparse_layers(plain)) == ["0.sparse_ffn"]
+    torch.testing.assert_close(plain(x), want, rtol=1e-5, atol=1e-5)
+
+
+def test_what_narrows_first_is_not_found() -> None:
+    """As a squeeze or an adapter; it is nothing to be warned of."""
+
+    class Narrow(Within):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate_proj, self.down_proj = nn.Linear(WIDTH, 6), nn.Linear(6, WIDTH)
+
+    with pytest.raises(ValueError, match="Sequential has no MLP with"):
+        twell.sparsify(nn.Sequential(Narrow()))
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [
+        functional.gelu,
+        torch.square,
+        lambda v: v * 2,
+        lambda v: v,
+        lambda v: functional.relu(functional.relu(v)),
+        lambda v: functional.relu(v).square(),
+        lambda v: functional.dropout(functional.relu(v), 0.5),
+        lambda v: torch.zeros(3, NEURONS),
+    ],
+)  # fmt: skip
+def test_what_changes_afterwards_is_noticed(
+    change: Callable[[Tensor], Tensor], freeze: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never a wrong answer in silence."""
+    model = twell.sparsify(nn.Sequential(Later(), nn.Identity()), freeze=freeze)
+    monkeypatch.setattr(Later, "then", staticmethod(change))
+    with pytest.raises((RuntimeError, TypeError), match=r"sparse layer something has changed|_Hidden"):
+        model(features(3, WIDTH))
+
+
+def test_dropout_that_changes_is_noticed() -> None:
+    model = twell.sparsify(nn.Sequential(DropsByFunction(), nn.Identity()), freeze=False).train()
+    model[0].p = 0.5
+    with pytest.raises(RuntimeError, match="between gate_proj and down_proj of a sparse layer something"):
+        model(features(3, WIDTH))
+    model.eval()(features(3, WIDTH))
+
+
+def test_names_of_the_caller_among_other_parts() -> None:
+    class Own(Within):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.out = self._modules.pop("gate_proj"), self._modules.pop("down_proj")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.out(functional.relu(self.into(self.layer_norm(x))))
+
+    plain, x = nn.Sequential(Own(), Own()).eval(), features(7, WIDTH)
+    sparse = twell.sparsify(copy.deepcopy(plain), mlp={"up": "into", "down": "out"})
+    assert len(twell.sparse_layers(sparse)) == 2
+    torch.testing.assert_close(sparse(x), plain(x), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"^mlp: expected gate_proj, down_proj alone, got layer_norm too"):
+        twell.from_mlp(Within())
+
+
 def test_report_counts_them() -> None:
     for kind, (activation, _) in TAKEN.items():
         layers = twell.report(model(kind), features(7, WIDTH)).layers

@@ -102,7 +102,7 @@ def test_gradients_want_no_nested_tensor() -> None:
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("name", ["opt", "bart", "torch encoder"])
+@pytest.mark.parametrize("name", ["opt", "bart", "torch encoder", "timesfm"])
 def test_parts_stay_what_and_where_they_were(name: str) -> None:
     tiny = AMONG_OTHERS[name]
     model = tiny.model()
@@ -150,7 +150,7 @@ def test_a_frozen_layer_notices_what_takes_a_place(what: str) -> None:
 
 
 @pytest.mark.parametrize("freeze", [True, False])
-@pytest.mark.parametrize("name", ["torch encoder", "opt", "torch decoder"])
+@pytest.mark.parametrize("name", ["torch encoder", "opt", "torch decoder", "timesfm"])
 def test_compiled(name: str, freeze: bool) -> None:
     torch._dynamo.reset()
     tiny = AMONG_OTHERS[name]

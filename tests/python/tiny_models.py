@@ -150,6 +150,11 @@ def image() -> dict[str, Any]:
     return {"pixel_values": features(2, 3, 128, 128)}
 
 
+def series() -> dict[str, Any]:
+    """Shorter than the context, so that patches are padded."""
+    return {"past_values": features(3, 42), "freq": [0, 1, 2]}
+
+
 AMONG_OTHERS = {
     "torch encoder": Tiny(encoder(batch_first=True), lambda: {"src": features(3, 20, 24)}, 2),
     "torch encoder, tokens first": Tiny(encoder(), lambda: {"src": features(20, 3, 24)}, 2),
@@ -198,6 +203,11 @@ AMONG_OTHERS = {
             "vocab_size": 97, "d_model": 24, "n_layer": 2, "n_head": 2, "d_inner": 60,
             "ff_activation": "relu",
         }), text, 2),
+    "timesfm": Tiny(
+        of("TimesFmModelForPrediction", "TimesFmConfig", {
+            "patch_length": 4, "context_length": 64, "horizon_length": 8, "num_hidden_layers": 2,
+            "hidden_size": 24, "intermediate_size": 60, "head_dim": 12, "num_attention_heads": 2,
+        }), series, 2, "full_predictions"),
     "speech to text": Tiny(
         of("Speech2TextForConditionalGeneration", "Speech2TextConfig", {
             **{k: v for k, v in _BOTH.items() if k != "max_position_embeddings"},

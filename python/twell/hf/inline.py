@@ -3,8 +3,9 @@ decoder layers, linear1 and linear2 of PyTorch's.
 
 The parts stay where they are, and the module's code stays as it is. When the module is called, its code
 sees another in place of each part: the first computes the whole layer, and the others pass on what they
-get. Before, the code is followed once with recorders in place of the parts, which shows that nothing else
-happens between them.
+get. Where the code applies the activation itself (TimesFM), the first yields what only that, dropout and
+the last take, and the last computes the layer. Before, the code is followed once with recorders in place
+of the parts, which shows that nothing else happens between them.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from torch.nn import functional
 from twell import _attached, dense
 from twell.autograd import Trained
 from twell.hf.activations import activation_of
-from twell.hf.kinds import CHILD, Kind
+from twell.hf.kinds import CHILD, Kind, Stays
 from twell.hf.mlps import made_of
 from twell.modules import SparseFfn
 
 _MARK = "_twell_output_of"
+# Of code that applies the activation itself.
+_METHODS = ("relu", "relu_")
+_RELUS = (functional.relu, torch.relu, torch.relu_)
 
 
 def from_owner(
@@ -42,8 +46,10 @@ def from_owner(
     act = kind.act(owner)
     parts = kind.parts_of(owner, name)
     says = activation is None
+    dropout = _follow(name, owner, kind, act)
     if activation is None:
-        activation, threshold = activation_of(name, kind.act_of(owner), config)
+        found = ("relu", 0.0) if kind.in_code else activation_of(name, kind.act_of(owner), config)
+        activation, threshold = found
     if hasattr(owner, CHILD):
         raise ValueError(f"{name}: has a {CHILD} already")
     if (child := owner._modules.get(act)) is not None and (hangs := _attached.what(child)):
@@ -55,7 +61,6 @@ def from_owner(
             f"{name} has {_attached.what(owner, own=(*owner._parameters, *owner._buffers))}, "
             "which cannot be followed; remove that first"
         )
-    dropout = _follow(name, owner, kind, act)
     options: dict[str, Any] = {"activation": activation, "threshold": threshold, "hidden_dropout": dropout}
     return made_of(name, owner, kind, parts, says, holder=owner, **options)
 
@@ -119,7 +124,7 @@ def _follow(name: str, owner: nn.Module, kind: Kind, act: str) -> float | str:
             continue
         found.append(_dropout_between(name, owner, kind, act, recorder))
     if not found or len(set(found)) > 1:
-        raise ValueError(f"{name}: the code of {type(owner).__name__} could not be followed: {why}")
+        raise _refused(kind)(f"{name}: the code of {type(owner).__name__} could not be followed: {why}")
     return found[0]
 
 
@@ -128,7 +133,7 @@ def _record(recorder: _Recorder, owner: nn.Module, act: str, every: bool) -> Non
     twin = _attached.twin_of(owner, parts)
     twin.training = True
     twin.__dict__.pop("forward", None)
-    if act not in parts:
+    if act and act not in parts:
         twin.__dict__[act] = recorder.part(act)
     _, *parameters = inspect.signature(type(owner).forward).parameters.values()
     arguments, options = [], {}
@@ -150,11 +155,13 @@ def _dropout_between(
     for node in recorder.graph.nodes:
         if (part := recorder.parts.get(node.target)) is not None:
             calls.setdefault(part, []).append(node)
-    path = (kind.linears[0], act, kind.linears[1])
-    refused = ValueError(
-        f"{name}: {type(owner).__name__} computes something else than "
-        f"{path[2]}({act}({path[0]}(x)))"
+    into, out = kind.linears
+    refused = _refused(kind)(
+        f"{name}: {type(owner).__name__} computes something else than {out}({act or 'relu'}({into}(x)))"
     )
+    if kind.in_code and len(calls.get(into, [])) == 1:
+        calls[act] = [node for node in calls[into][0].users if _is_relu(node)]
+    path = (into, act, out)
     if any(len(calls.get(part, [])) != 1 for part in path):
         raise refused
     first, activated, last = (calls[part][0] for part in path)
@@ -165,7 +172,8 @@ def _dropout_between(
         if more or user is None:
             raise refused
         if user is activated or user is last:
-            if user.args != (node,) or user.kwargs or (user is activated) != (node is first):
+            options = user.kwargs and not (user is activated and kind.in_code)  # inplace=
+            if user.args != (node,) or options or (user is activated) != (node is first):
                 raise refused
         else:
             p = _dropout_share(owner, recorder, user)
@@ -174,6 +182,14 @@ def _dropout_between(
             share = p or share
         node = user
     return share
+
+
+def _refused(kind: Kind) -> type[ValueError]:
+    return Stays if kind.in_code else ValueError  # names alone may well be those of something else
+
+
+def _is_relu(node: fx.Node) -> bool:
+    return node.target in (_METHODS if node.op == "call_method" else _RELUS)
 
 
 def _dropout_share(owner: nn.Module, recorder: _Recorder, node: fx.Node) -> float | str | None:
@@ -199,22 +215,21 @@ class StandIn:
         self.layer = layer
         self.part = part
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Any) -> Any:
         layer, part = self.layer, self.part
+        if not layer.act_name:
+            return _Hidden(layer, x) if part == 0 else _output_of(layer, x)
         if layer.drops:
             return _act(layer, x) if part == 1 else _linear(layer, part // 2, x)
         if part == 0:
-            y: Tensor = _over_values(layer, x) if x.is_nested else layer(x)
+            y = _called(layer, x)
             if not torch.compiler.is_compiling():
                 setattr(y, _MARK, layer)
             return y
         # Dropout that does nothing copies a nested tensor, which has no mark then.
         if not torch.compiler.is_compiling() and (layer.training or not x.is_nested):
             if getattr(x, _MARK, None) is not layer:
-                raise RuntimeError(
-                    f"twell: between {layer.names[0]} and {layer.names[1]} of a sparse layer something "
-                    "has changed since twell.sparsify (dropout that was 0?); call it again on the model"
-                )
+                raise _changed(layer)
             if part == 2:
                 delattr(x, _MARK)
         return x
@@ -225,6 +240,57 @@ class StandIn:
             raise AttributeError(name)
         first, last = self.layer.names
         return getattr(self.layer.part((first, self.layer.act_name, last)[self.part]), name)
+
+
+class _Hidden:
+    """What code that applies the activation itself has between the linear layers. It is no tensor: all that
+    can be done to it is what the layer does."""
+
+    def __init__(self, layer: SparseFfn, x: Tensor, activated: bool = False) -> None:
+        self.layer = layer
+        self.x = x
+        self.activated = activated
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, given: Any = (), options: Any = None) -> _Hidden:
+        hidden = given[0] if given else None
+        if not isinstance(hidden, _Hidden):
+            raise TypeError(f"twell: {function} takes no hidden state of a sparse layer here")
+        if function in _RELUS and not hidden.activated:
+            return _Hidden(hidden.layer, hidden.x, True)
+        if function is functional.dropout and hidden.activated:
+            named = {"p": 0.5, "training": True, **dict(zip(("p", "training"), given[1:])), **(options or {})}
+            if named["p"] * named["training"] == hidden.layer.hidden_dropout * hidden.layer.training:
+                return hidden
+        raise _changed(hidden.layer)
+
+    def relu(self) -> _Hidden:
+        return self.__torch_function__(torch.relu, (), (self,))
+
+    relu_ = relu
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _changed(self.layer)
+
+
+def _output_of(layer: SparseFfn, hidden: Any) -> Tensor:
+    if not isinstance(hidden, _Hidden) or hidden.layer is not layer or not hidden.activated:
+        raise _changed(layer)
+    return _called(layer, hidden.x)
+
+
+def _called(layer: SparseFfn, x: Tensor) -> Tensor:
+    y: Tensor = _over_values(layer, x) if x.is_nested else layer(x)
+    return y
+
+
+def _changed(layer: SparseFfn) -> RuntimeError:
+    return RuntimeError(
+        f"twell: between {layer.names[0]} and {layer.names[1]} of a sparse layer something "
+        "has changed since twell.sparsify (dropout that was 0?); call it again on the model"
+    )
 
 
 def _over_values(layer: SparseFfn, x: Tensor) -> Tensor:
@@ -279,7 +345,7 @@ def _classes(own: Any, parts: tuple[str, ...]) -> tuple[Any, Any]:
         "forward": forward, "_load_from_state_dict": _load_from_state_dict,
         "__setstate__": __setstate__, "__reduce_ex__": reduced,
     }  # fmt: skip
-    seen = {name: property(partial(_stand_in, part)) for part, name in enumerate(parts)}
+    seen = {name: property(partial(_stand_in, part)) for part, name in enumerate(parts) if name}
     sees = type(own.__name__, (own,), about | seen)
     return type(own.__name__, (own,), about | members | {"_twell_seen": sees}), sees
 

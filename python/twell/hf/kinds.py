@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from twell import _codes, _norm
-from twell._children import is_turned, linear_of, misfit
+from twell._children import is_turned, linear_of, misfit, size_of
 from twell.modules import SparseFfn
 
 # The layer that is made of a module's parts, in that module; experts are called by their numbers.
@@ -100,7 +100,8 @@ class Kind:
         return self.has_linears and (self.gated or not self.others(module))
 
     def has_parts(self, module: nn.Module) -> bool:
-        """In code that applies the activation itself, the linear layers are all that there is."""
+        """In code that applies the activation itself, the linear layers are all that there is, or two among
+        other parts that do not narrow first."""
         weights = self.weights(module)
         if self.stacked:
             there = all(isinstance(w, nn.Parameter) and w.dim() == 3 for w in weights)
@@ -111,8 +112,14 @@ class Kind:
         if self.in_code:
             module = getattr(module, "_orig_mod", module)  # of a compiled one
             has_code = type(module).forward is not nn.Module.forward
-            return has_code and not self.others(module)
+            return has_code and (not self.others(module) or self._widens(weights))
         return any(_is_said(module, name) for name in self.acts)
+
+    def _widens(self, weights: list[Any]) -> bool:
+        if self.gated or not all(map(_is_linear, weights)) or misfit(weights):
+            return False
+        neurons, width = size_of(weights[0])
+        return neurons >= width
 
     def norm(self, module: nn.Module) -> str | None:
         """The child that is an RMSNorm, if there is one; whatever it is called."""
@@ -154,6 +161,7 @@ _TABLE = (
         ("up_proj", "down_proj"),  # Arcee, Nemotron, Nemotron-H, Jais 2
         vllm=(InVllm("nemotron", "NemotronMLP"), InVllm("nemotron_h", "NemotronHMLP")),
     ),
+    Kind(("gate_proj", "down_proj")),  # TimesFM, whose code has a norm before and the residual
     Kind(
         ("fc1", "fc2"),  # OPT, M2M100, NLLB, FSMT, BART, NanoChat, DETR, Canary
         vllm=(InVllm("opt", "OPTDecoderLayer"),),
@@ -243,8 +251,12 @@ def _may_go(module: nn.Module) -> bool:
     return isinstance(module, (nn.Identity, nn.Dropout))
 
 
+def _is_linear(module: nn.Module) -> bool:
+    return is_turned(module) or (hasattr(module, "in_features") and hasattr(module, "out_features"))
+
+
 def _linear_of(name: str, module: nn.Module) -> nn.Module:
-    if not is_turned(module) and not (hasattr(module, "in_features") and hasattr(module, "out_features")):
+    if not _is_linear(module):
         kind = type(module).__name__
         message = f"{name}: expected a linear layer, got {kind}"
         raise (Stays if "Conv" in kind else ValueError)(message)

@@ -65,7 +65,7 @@ def layer_of(
         raise ValueError(f"{name}: is compiled (torch.compile); compile the model afterwards")
     act_name, norm = kind.act(mlp), kind.norm(mlp)
     if others := kind.others(mlp):
-        known = f"{', '.join(kind.linears)} and {act_name}"
+        known = ", ".join(kind.linears) + (f" and {act_name}" if act_name else "")
         raise ValueError(
             f"{name}: expected {known} alone, got {', '.join(others)} too, which the layer would lack"
         )
