@@ -139,8 +139,7 @@ void Linear::pack(ParameterSource& source, GgmlPacking how) {
   const at::NoGradGuard no_grad;
   const WeightView stored = weight_view(weight.tensor);
   packed = packed_weight(weight.tensor.detach());
-  packed_view =
-      twell::packed_view(packed.const_data_ptr(), stored.type, stored.rows, stored.cols);
+  packed_view = twell::packed_view(packed.const_data_ptr(), stored.type, stored.rows, stored.cols);
   source.release(weight);
 }
 

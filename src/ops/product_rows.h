@@ -23,8 +23,7 @@ struct ProductRows {
       : y(y_), round_row(kernels_of(context.tier(), y_.dtype).round_row) {}
 
   void put(std::int64_t row, std::int64_t column, std::int64_t count, const float* sums) const {
-    round_row(sums, count,
-              y.row_bytes(row) + column * static_cast<std::int64_t>(size_of(y.dtype)));
+    round_row(sums, count, y.row_bytes(row) + column * static_cast<std::int64_t>(size_of(y.dtype)));
   }
 };
 
