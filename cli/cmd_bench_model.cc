@@ -209,6 +209,7 @@ void run(BenchModelCommand& o) {
 
   nlohmann::json out = {
       {"batch", o.compare.sequences},
+      {"activations", o.activations},
       {"prompt_tokens", o.compare.prompt_tokens},
       {"decode_tokens", o.compare.decode_tokens},
       {"layers_of_model", config.num_hidden_layers},

@@ -141,8 +141,9 @@ void add_dtype_option(CLI::App& command, ModelOptions& options) {
                    "Round the scales of int4 weights to 5 bits, with which codes stay codes");
   command
       .add_option("--activations", options.activations,
-                  "Of a quantised model, what its linear layers read: exact, int8 (rounded, for "
-                  "faster prompts), or auto: int8 in a GGUF file's blocks, as in llama.cpp")
+                  "What linear layers of a quantised model read: exact inputs, or inputs rounded "
+                  "to int8, which makes prompts faster. auto rounds them in a GGUF file's blocks, "
+                  "as llama.cpp does, and nowhere else")
       ->check(CLI::IsMember({"auto", "exact", "int8"}))
       ->type_name("TYPE");
 }

@@ -65,12 +65,11 @@ double read_ms(Context& context, const std::vector<GgmlMatrix>& downs, std::int6
   });
 }
 
-}  // namespace
-
-void print_ggml_downs(int threads) {
-  Context context({.threads = threads, .tier = {}});
-  std::printf("ms of one row, D = %d, H = %d, %d thread%s\n\n", static_cast<int>(kOutputs),
-              static_cast<int>(kInputs), threads, threads == 1 ? "" : "s");
+void print_downs(Context& context, GgmlInputs inputs) {
+  std::printf("ms of one row, D = %d, H = %d, %d thread%s, inputs %s\n\n",
+              static_cast<int>(kOutputs), static_cast<int>(kInputs), context.threads(),
+              context.threads() == 1 ? "" : "s",
+              inputs == GgmlInputs::rounded ? "rounded" : "as they are");
   std::puts("| blocks | 1 % | 5 % | 9 % | 20 % | 50 % | 100 % | reading all |");
   std::puts("| --- | --- | --- | --- | --- | --- | --- | --- |");
   for (const GgmlFormat format : {GgmlFormat::q4_0, GgmlFormat::q5_0, GgmlFormat::q8_0,
@@ -87,7 +86,7 @@ void print_ggml_downs(int threads) {
       }
       const double ms = median_ms([&](int layer) {
         ggml_matmul(context, {h.data(), DType::f32, 1, kInputs}, downs[layer],
-                    {y.data(), DType::f32, 1, kOutputs});
+                    {y.data(), DType::f32, 1, kOutputs}, inputs);
       });
       std::printf(" %.3f |", ms);
       std::fflush(stdout);
@@ -96,6 +95,15 @@ void print_ggml_downs(int threads) {
     std::printf(" %.3f |\n",
                 read_ms(context, downs, kOutputs * kInputs / traits.numbers * traits.bytes));
   }
+  std::puts("");
+}
+
+}  // namespace
+
+void print_ggml_downs(int threads) {
+  Context context({.threads = threads, .tier = {}});
+  print_downs(context, GgmlInputs::rounded);
+  print_downs(context, GgmlInputs::as_they_are);
 }
 
 }  // namespace twell::bench

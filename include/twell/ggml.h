@@ -126,17 +126,20 @@ class GgmlMatrix {
 
 // What ggml_matmul() multiplies.
 enum class GgmlInputs : std::uint8_t {
-  rounded,     // integers of 8 bits, as ggml does on x86: the faster one for many rows
-  as_they_are  // f32
+  rounded,     // to integers of 8 bits, as ggml does on x86
+  as_they_are  // f32; slower for many rows where the processor multiplies integers faster
 };
 
 // y = x Wᵀ, x [M, inputs] and y [M, outputs] in f32. In GgmlOrder::inputs, those that are zero read
 // nothing of W.
 //
-// Inputs as they are: f32 sums of x · (code − offset) over a group, of those times their sub-scales
-// over a block, and of those times their scales over the row of W; and so of −x with the minima. On
-// one tier, a row has the same bits among any others and in either order of W. An input that is not
-// finite makes its row of y infinite or NaN, and one beyond 3 · 10³² may.
+// Inputs as they are: for each group, x · (code − offset) is summed in f32. The sums of a block's
+// groups are multiplied with their sub-scales and summed, and those of a row's blocks with their
+// scales. Sums of −x are multiplied with the minima likewise. On one tier, a row has the same bits
+// among any others and in either order of W, up to the sign of zero; with AMX it has other bits
+// among twelve rows or more. A row of x with a number that is not finite gives a row of y in which
+// none is finite. Where scales are at most 1, sums of finite numbers below 3 · 10³² overflow only
+// if y does.
 //
 // Rounded inputs, those of a block of W together: products of integers are the ones that ggml sums,
 // and their sums are exact; one is rounded to f32 for each block, or two where it has minima, and

@@ -16,7 +16,7 @@ namespace twell {
 void linear(Context& context, ConstMatrixView x, const WeightView& weight, const void* bias,
             MatrixView y);
 
-// y on a weight as it is stored. For up to eight rows W is read once, at the bandwidth of memory;
+// y on a weight as it is stored. For up to four rows W is read once, at the bandwidth of memory;
 // for more, pieces of it are packed in every call, except that codes are multiplied row by row.
 // This is for logits: their weight may also be the embedding, and should not exist twice.
 void linear_as_stored(Context& context, ConstMatrixView x, const WeightView& weight, MatrixView y);

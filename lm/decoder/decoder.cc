@@ -285,7 +285,7 @@ at::Tensor Decoder::head(const at::Tensor& normalised) {
   const io::Scales& scales = config_.block.scales;
   at::Tensor x = normalised;
   if (scales.width > 0) x = x * (scales.width / static_cast<double>(config_.hidden_size));
-  // Rounded to bf16, one logit in twenty ties with another.
+  // Rounded to bf16, the two largest logits tie in one position of 27 (docs/decisions.md).
   const bool rounded = at::GradMode::is_enabled() || !x.is_cpu() || dtype_ != at::kBFloat16;
   const auto product = [&] {
     if (!weight.defined()) return rounded ? weights_.head(x) : weights_.head.sums(x);

@@ -1,6 +1,7 @@
 #include "decoder/gguf_model.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -128,7 +129,9 @@ class GgufSource final : public ParameterSource {
     const std::int64_t rows = tensor.tensor.shape[0];
     const std::int64_t columns = tensor.tensor.is_matrix() ? tensor.tensor.columns() : 1;
     at::Tensor out = at::empty({rows, columns}, at::TensorOptions(wanted));
+    const bool inference = c10::InferenceMode::is_enabled();
     at::parallel_for(0, rows, kRowsATask, [&](std::int64_t begin, std::int64_t end) {
+      const c10::InferenceMode mode(inference);  // which belongs to a thread
       const at::Tensor some =
           at::empty({std::min(end - begin, kRowsATask), columns}, at::TensorOptions(at::kFloat));
       for (std::int64_t first = begin; first < end; first += kRowsATask) {

@@ -30,7 +30,7 @@ struct Linear {
 
   // Differentiable unless packed.
   at::Tensor operator()(const at::Tensor& x) const;
-  // y in f32, whose sums are not rounded. Inference only, on a CPU, in bf16 or f32.
+  // y in f32, rounded no further if x is. Inference only, on a CPU, in bf16 or f32.
   at::Tensor sums(const at::Tensor& x) const;
   // From now on y comes from torch.ops.twell.linear, which reads a weight at the bandwidth of
   // memory where tokens are few (1.6 times PyTorch's speed at one token on two cores of a Zen 5)

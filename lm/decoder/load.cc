@@ -73,6 +73,13 @@ void require_rounding(const std::string& file, const io::ModelConfig& config, bo
   throw Error(ErrorKind::unsupported, file, std::string("activations in int8 ") + missing);
 }
 
+[[noreturn]] void require_blocks(const std::string& file) {
+  throw Error(
+      ErrorKind::unsupported, file,
+      "activations in int8 are for a GGUF file whose matrices stay in their blocks: those of "
+      "a quantised type, on a CPU, without --dtype");
+}
+
 }  // namespace
 
 std::unique_ptr<Model> load_model(const std::string& model_path, const LoadOptions& options) {
@@ -96,6 +103,7 @@ std::unique_ptr<Model> load_model(const std::string& model_path, const LoadOptio
   const bool infers_on_cpu = on_cpu && !options.trainable;
   const bool rounds = options.round_inputs.value_or(false);
   if (rounds && !stored) require_rounding(said_in, config, infers_on_cpu);
+  if (rounds && stored && (options.dtype || !infers_on_cpu)) require_blocks(said_in);
   if (const std::int64_t experts = config.block.experts.count; experts > 0 && !on_cpu) {
     throw Error(ErrorKind::unsupported, said_in,
                 fmt::format("layers of {} experts run on a CPU only; use --device cpu", experts));
@@ -118,7 +126,7 @@ std::unique_ptr<Model> load_model(const std::string& model_path, const LoadOptio
   auto model = std::make_unique<Decoder>(opened->config(), source, options.device);
   opened->note_dequantized();
   if (rounds && !model->has_ggml_weights()) {
-    if (stored) require_rounding(said_in, opened->config(), infers_on_cpu);
+    if (stored) require_blocks(said_in);
     model->round_inputs();
   }
   const auto check_used = [&] {

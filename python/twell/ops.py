@@ -120,7 +120,7 @@ def linear(x: Tensor, weight_packed: Tensor, bias: Tensor | None = None) -> Tens
 
 
 def linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
-    """y = x Wᵀ, x [..., D], y [..., N], for a plain weight [N, D], as for logits: for up to eight rows
+    """y = x Wᵀ, x [..., D], y [..., N], for a plain weight [N, D], as for logits: for up to four rows
     it is read once, for more it is packed in every call. Not differentiable."""
     return torch.ops.twell.linear_as_stored(x, weight)
 

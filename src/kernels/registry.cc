@@ -23,6 +23,7 @@ const TierKernels& amx_kernels() {
       const amx::GgmlDenseRows& tiles = amx::ggml_dense_rows[i];
       if (tiles.run != nullptr) out.ggml.product[i].dense_rows = tiles.run;
       out.ggml.product[i].most_sparse = tiles.most_sparse;
+      out.ggml.product[i].float_rows = amx::ggml_float_rows[i];
     }
     return out;
   }();

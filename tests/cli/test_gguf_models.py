@@ -131,4 +131,8 @@ def test_wrong_use_is_one_line(twell, words, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cut.gguf", "inf.gguf", "m.gguf", "vector.gguf"]
     write_model(file, "BF16", "arcee")
     line = twell("generate", "--model", file, "--activations", "int8", *ask, ok=False).error_line()
-    assert "quantised weights" in line
+    assert "quantised type" in line
+    write_model(file, "Q8_0", "arcee")
+    for arguments in (("--reference",), ("--dtype", "f32")):  # numbers are made in several threads
+        twell("bench", "model", "--model", file, "--prompt-tokens", 16, "--decode-tokens", 2, "--batch", 1,
+              "--repeats", 1, "--seconds", 0.01, "--threads", 2, *arguments)  # fmt: skip

@@ -1,8 +1,7 @@
 // Runs a model for the comparisons in Python: fp32 logits of every position on standard output.
 //   twell_decoder_driver MODEL dense|sparse|auto[:exact][,...] ID... [/ ID...]...
-//     for each FFN path and sequence: of all its tokens at once, then through the cache; exact:
-//     with
-//     --activations exact
+//     for each FFN path and sequence: of all its tokens at once, then through the cache.
+//     :exact leaves inputs of products with blocks as they are.
 #include <torch/types.h>
 #include <torch/utils.h>
 

@@ -35,7 +35,7 @@ void check(Context& context, std::int64_t rows, std::int64_t depth, std::int64_t
 template <class Types>
 class LinearTest : public testing::Test {};
 using Types =
-    testing::Types<std::pair<bf16, bf16>, std::pair<bf16, float>, std::pair<float, float>>;
+    testing::Types<std::pair<bf16, bf16>, std::pair<float, float>, std::pair<bf16, float>>;
 TYPED_TEST_SUITE(LinearTest, Types);
 
 TYPED_TEST(LinearTest, TailSizes) {

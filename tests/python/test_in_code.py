@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -231,6 +232,23 @@ def test_among_other_parts(kind: type[Within], freeze: bool) -> None:
     assert torch.equal(sparse[0](x, mask)[:, :3], x[:, :3])
 
 
+@pytest.mark.parametrize("freeze", [True, False])
+def test_an_input_that_changes_after_it_was_read(freeze: bool) -> None:
+    class InPlaceOf(Within):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer_norm(x)
+            hidden = self.hidden(self.gate_proj(y))
+            y += x
+            return y + self.down_proj(hidden)
+
+    torch.manual_seed(5)
+    plain, x = nn.Sequential(InPlaceOf(), InPlaceOf()), features(7, WIDTH)
+    sparse = twell.sparsify(copy.deepcopy(plain), freeze=freeze)
+    assert len(twell.sparse_layers(sparse)) == 2
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(x), plain(x), rtol=1e-4, atol=1e-5)
+
+
 class SquaredWithin(Within):
     def hidden(self, v: Tensor) -> Tensor:
         return functional.relu(v).square()
@@ -271,6 +289,25 @@ def test_what_else_stands_among_other_parts_stays(kind: type[Within]) -> None:
         twell.sparsify(plain)
     assert len(told) == 1 and list(twell.sparse_layers(plain)) == ["0.sparse_ffn"]
     torch.testing.assert_close(plain(x), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("act", [nn.ReLU(), nn.SiLU(), None])
+def test_gated_layers_of_other_names_are_not_found(act: nn.Module | None) -> None:
+    class Gated(Within):
+        def __init__(self) -> None:
+            super().__init__()
+            self.value_proj = nn.Linear(WIDTH, NEURONS)
+            if act is not None:
+                self.act_fn = act
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.layer_norm(x)
+            return self.down_proj((act or functional.silu)(self.gate_proj(x)) * self.value_proj(x))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = twell.sparsify(nn.Sequential(Within(), Gated()))
+    assert list(twell.sparse_layers(model)) == ["0.sparse_ffn"]
 
 
 def test_what_narrows_first_is_not_found() -> None:

@@ -3,9 +3,9 @@ decoder layers, linear1 and linear2 of PyTorch's.
 
 The parts stay where they are, and the module's code stays as it is. When the module is called, its code
 sees another in place of each part: the first computes the whole layer, and the others pass on what they
-get. Where the code applies the activation itself (TimesFM), the first yields what only that, dropout and
-the last take, and the last computes the layer. Before, the code is followed once with recorders in place
-of the parts, which shows that nothing else happens between them.
+get. Where the code applies the activation itself (TimesFM), what they pass on is no tensor: only the
+activation, dropout and the last part take it. Before, the code is followed once with recorders in place of
+the parts, which shows that nothing else happens between them.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class StandIn:
     def __call__(self, x: Any) -> Any:
         layer, part = self.layer, self.part
         if not layer.act_name:
-            return _Hidden(layer, x) if part == 0 else _output_of(layer, x)
+            return _Hidden(layer, _called(layer, x)) if part == 0 else _output_of(layer, x)
         if layer.drops:
             return _act(layer, x) if part == 1 else _linear(layer, part // 2, x)
         if part == 0:
@@ -243,12 +243,12 @@ class StandIn:
 
 
 class _Hidden:
-    """What code that applies the activation itself has between the linear layers. It is no tensor: all that
-    can be done to it is what the layer does."""
+    """What code that applies the activation itself has between the linear layers: the layer's output, and no
+    tensor, so that nothing can be done to it but what the layer does."""
 
-    def __init__(self, layer: SparseFfn, x: Tensor, activated: bool = False) -> None:
+    def __init__(self, layer: SparseFfn, y: Tensor, activated: bool = False) -> None:
         self.layer = layer
-        self.x = x
+        self.y = y
         self.activated = activated
 
     @classmethod
@@ -257,7 +257,7 @@ class _Hidden:
         if not isinstance(hidden, _Hidden):
             raise TypeError(f"twell: {function} takes no hidden state of a sparse layer here")
         if function in _RELUS and not hidden.activated:
-            return _Hidden(hidden.layer, hidden.x, True)
+            return _Hidden(hidden.layer, hidden.y, True)
         if function is functional.dropout and hidden.activated:
             named = {"p": 0.5, "training": True, **dict(zip(("p", "training"), given[1:])), **(options or {})}
             if named["p"] * named["training"] == hidden.layer.hidden_dropout * hidden.layer.training:
@@ -278,7 +278,7 @@ class _Hidden:
 def _output_of(layer: SparseFfn, hidden: Any) -> Tensor:
     if not isinstance(hidden, _Hidden) or hidden.layer is not layer or not hidden.activated:
         raise _changed(layer)
-    return _called(layer, hidden.x)
+    return hidden.y
 
 
 def _called(layer: SparseFfn, x: Tensor) -> Tensor:

@@ -100,8 +100,8 @@ class Kind:
         return self.has_linears and (self.gated or not self.others(module))
 
     def has_parts(self, module: nn.Module) -> bool:
-        """In code that applies the activation itself, the linear layers are all that there is, or two among
-        other parts that do not narrow first."""
+        """In code that applies the activation itself, the linear layers are all that there is, or two without
+        a gate among other parts, which do not narrow first."""
         weights = self.weights(module)
         if self.stacked:
             there = all(isinstance(w, nn.Parameter) and w.dim() == 3 for w in weights)
@@ -112,14 +112,15 @@ class Kind:
         if self.in_code:
             module = getattr(module, "_orig_mod", module)  # of a compiled one
             has_code = type(module).forward is not nn.Module.forward
-            return has_code and (not self.others(module) or self._widens(weights))
+            return has_code and (not self.others(module) or self._is_among_others(module, weights))
         return any(_is_said(module, name) for name in self.acts)
 
-    def _widens(self, weights: list[Any]) -> bool:
+    def _is_among_others(self, module: nn.Module, weights: list[Any]) -> bool:
         if self.gated or not all(map(_is_linear, weights)) or misfit(weights):
             return False
-        neurons, width = size_of(weights[0])
-        return neurons >= width
+        neurons, width = size = size_of(weights[0])
+        beside = [m for m in module.children() if m is not weights[0] and _is_linear(m)]
+        return neurons >= width and not any(size_of(m) == size for m in beside)  # none is its gate
 
     def norm(self, module: nn.Module) -> str | None:
         """The child that is an RMSNorm, if there is one; whatever it is called."""
@@ -161,7 +162,7 @@ _TABLE = (
         ("up_proj", "down_proj"),  # Arcee, Nemotron, Nemotron-H, Jais 2
         vllm=(InVllm("nemotron", "NemotronMLP"), InVllm("nemotron_h", "NemotronHMLP")),
     ),
-    Kind(("gate_proj", "down_proj")),  # TimesFM, whose code has a norm before and the residual
+    Kind(("gate_proj", "down_proj"), acts=()),  # TimesFM, whose code has a norm before and the residual
     Kind(
         ("fc1", "fc2"),  # OPT, M2M100, NLLB, FSMT, BART, NanoChat, DETR, Canary
         vllm=(InVllm("opt", "OPTDecoderLayer"),),

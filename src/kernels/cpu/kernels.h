@@ -60,6 +60,7 @@ struct GgmlDenseRows {
   double most_sparse = 0;
 };
 extern const std::array<GgmlDenseRows, kGgmlFormats> ggml_dense_rows;
+extern const std::array<GgmlKernels::Rows*, kGgmlFormats> ggml_float_rows;
 }  // namespace amx
 
 }  // namespace twell

@@ -39,9 +39,6 @@ struct GgmlFloats {
   static void add(Chunk& sum, const Chunk& x, const Chunk& by) {
     for (int i = 0; i < 2; ++i) sum.of[i] = _mm512_fmadd_ps(x.of[i], by.of[i], sum.of[i]);
   }
-  static Chunk times(const Chunk& x, const Chunk& by) {
-    return {{_mm512_mul_ps(x.of[0], by.of[0]), _mm512_mul_ps(x.of[1], by.of[1])}};
-  }
 
   static Chunk scales(const std::uint16_t* from) {
     const auto half = [&](int i) {
@@ -162,9 +159,6 @@ struct GgmlFloats {
   static void add(Chunk& sum, const Chunk& x, const Chunk& by) {
     for (int i = 0; i < 4; ++i) sum.of[i] = _mm256_fmadd_ps(x.of[i], by.of[i], sum.of[i]);
   }
-  static Chunk times(const Chunk& x, const Chunk& by) {
-    return load_each([&](int i) { return _mm256_mul_ps(x.of[i], by.of[i]); });
-  }
 
   static Chunk scales(const std::uint16_t* from) {
     return load_each([&](int i) {
@@ -198,9 +192,27 @@ struct GgmlFloats {
         return _mm256_cvtepi32_ps(
             _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8 * i))));
       });
+    } else {
+      return of_places<kBits, kOffset>(from);
     }
+  }
+  template <int kBits>
+  static Chunk by_output(const Chunk& chunk) {
+    constexpr int kStep = kBits == 4 ? 1 : 2;  // between the vectors of a half's outputs
+    const auto& of = chunk.of;
+    if constexpr (kBits == 8) return chunk;
+    const auto two = [&](int i) { return kBits == 4 ? 2 * i : i; };
+    return {{_mm256_permute2f128_ps(of[two(0)], of[two(0) + kStep], 0x20),
+             _mm256_permute2f128_ps(of[two(0)], of[two(0) + kStep], 0x31),
+             _mm256_permute2f128_ps(of[two(1)], of[two(1) + kStep], 0x20),
+             _mm256_permute2f128_ps(of[two(1)], of[two(1) + kStep], 0x31)}};
+  }
+
+ private:
+  template <int kBits, int kOffset>
+  static Chunk of_places(const std::uint8_t* from) {
     std::int64_t upper = 0;
-    std::memcpy(&upper, from + 16, kBits - 4 > 0 ? (kBits - 4) * 4 : 0);
+    std::memcpy(&upper, from + 16, (kBits - 4) * 4);
     return load_each([&](int i) {
       const auto* const at = reinterpret_cast<const __m128i*>(from + i % 2 * 8);
       const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(at));
@@ -221,19 +233,6 @@ struct GgmlFloats {
       return _mm256_cvtepi32_ps(_mm256_sub_epi32(code, _mm256_set1_epi32(kOffset)));
     });
   }
-  template <int kBits>
-  static Chunk by_output(const Chunk& chunk) {
-    constexpr int kStep = kBits == 4 ? 1 : 2;  // between the vectors of a half's outputs
-    const auto& of = chunk.of;
-    if constexpr (kBits == 8) return chunk;
-    const auto two = [&](int i) { return kBits == 4 ? 2 * i : i; };
-    return {{_mm256_permute2f128_ps(of[two(0)], of[two(0) + kStep], 0x20),
-             _mm256_permute2f128_ps(of[two(0)], of[two(0) + kStep], 0x31),
-             _mm256_permute2f128_ps(of[two(1)], of[two(1) + kStep], 0x20),
-             _mm256_permute2f128_ps(of[two(1)], of[two(1) + kStep], 0x31)}};
-  }
-
- private:
   template <class F>
   static Chunk load_each(const F& f) {
     return {{f(0), f(1), f(2), f(3)}};
@@ -262,9 +261,6 @@ struct GgmlFloats {
   }
   static void add(Chunk& sum, const Chunk& x, const Chunk& by) {
     for (std::int64_t d = 0; d < kChunk; ++d) sum.of[d] += x.of[d] * by.of[d];
-  }
-  static Chunk times(const Chunk& x, const Chunk& by) {
-    return each([&](std::int64_t d) { return x.of[d] * by.of[d]; });
   }
 
   static Chunk scales(const std::uint16_t* from) {

@@ -1,7 +1,7 @@
 // Products with a GgmlMatrix of inputs as they are. Of each group an f32 sum of x · (code − offset)
 // is made, in the order of the inputs; of each block, of those sums times their sub-scales, in the
 // order of the groups. So rows alone, rows together and both orders of the matrix give the same
-// bits.
+// bits, up to the sign of zero.
 #pragma once
 
 #include <algorithm>
@@ -129,9 +129,12 @@ class GgmlFloatRow {
 
 // Rows with a matrix in either order. Of several rows, a group's codes become f32 once.
 template <GgmlFormat kFormat>
-class GgmlFloatRows : GgmlDense<kFormat> {
+class GgmlFloatRows : protected GgmlDense<kFormat> {
+ protected:
   using Dense = GgmlDense<kFormat>;
   using typename Dense::Piece;
+
+ private:
   using V = GgmlFloats;
   static constexpr GgmlTraits kTraits = traits_of(kFormat);
   static constexpr std::int64_t kSpan = GgmlLayout::kSpan, kGroups = kSpan / kTraits.group;
@@ -161,7 +164,7 @@ class GgmlFloatRows : GgmlDense<kFormat> {
       });
       return;
     }
-    Rows spans[kGgmlRows / V::kRows + V::kRows];  // as many as for_rows() calls for at most
+    Rows spans[kGgmlRows / V::kRows + V::kRows];  // no fewer than for_rows() makes: 130 KB
     Rows* span = spans;
     for_rows(count,
              [&]<int kRows>(std::int64_t r) { collect<kRows>(rows + r, at, inputs, *span++); });
@@ -210,6 +213,16 @@ class GgmlFloatRows : GgmlDense<kFormat> {
   static const std::uint8_t* pair_at(const Piece& piece, std::int64_t group) {
     return piece.pairs + group / 2 * piece.next_pair;
   }
+
+ protected:
+  // What the sum of a group is multiplied with: its sub-scale or its block's scale.
+  static V::Chunk factor(const Piece& piece, std::int64_t group) {
+    if constexpr (kTraits.sub_scales) {
+      return V::numbers(sub_scales_of<kFormat>(pair_at(piece, group)), static_cast<int>(group % 2));
+    } else {
+      return V::scales(piece.scales + group * piece.next_scales);
+    }
+  }
   template <bool kUnpacked>
   static GgmlQuads::Codes quad(const Piece& piece, std::int64_t at) {
     if constexpr (kUnpacked) return GgmlQuads::stored(piece.codes + at * Dense::kQuadBytes);
@@ -223,6 +236,8 @@ class GgmlFloatRows : GgmlDense<kFormat> {
     }
     (std::make_integer_sequence<int, 4>());
   }
+
+ private:
   // The codes of a group in f32, [inputs][32].
   template <bool kUnpacked>
   static void widen(const Piece& piece, std::int64_t group, float* to) {
@@ -240,12 +255,7 @@ class GgmlFloatRows : GgmlDense<kFormat> {
     const std::int64_t first = block * kGroupsOfBlock;
     for (std::int64_t g = first; g < first + kGroupsOfBlock; ++g) {
       turned ? widen<true>(piece, g, codes) : widen<false>(piece, g, codes);
-      V::Chunk by;
-      if constexpr (kTraits.sub_scales) {
-        by = V::numbers(sub_scales_of<kFormat>(pair_at(piece, g)), static_cast<int>(g % 2));
-      } else {
-        by = V::scales(piece.scales + block * piece.next_scales);
-      }
+      const V::Chunk by = factor(piece, g);
       const Rows* span = spans;
       for_rows(count, [&]<int kRows>(std::int64_t r) {
         add_group<kRows>(*span++, g, codes, by, sums + r * kChunk);
@@ -267,6 +277,8 @@ class GgmlFloatRows : GgmlDense<kFormat> {
       V::store(out, to);
     }
   }
+
+ protected:
   // y of a row += a block's sums with its scales.
   static void finish(const Piece& piece, std::int64_t block, const GgmlInputRow& row,
                      std::int64_t at, const float* plus, float* y) {
@@ -282,6 +294,7 @@ class GgmlFloatRows : GgmlDense<kFormat> {
     V::store(out, y);
   }
 
+ private:
   // Adds a block to the outputs of one row.
   static void add_block(const Piece& piece, std::int64_t block, const GgmlInputRow& row,
                         std::int64_t at, V::Chunk& y) {
