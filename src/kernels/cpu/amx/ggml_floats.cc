@@ -1,6 +1,6 @@
 // The product of many rows of f32 with all of a GgmlMatrix on AMX-BF16.
 //
-// x is the sum of three bf16 exactly, but for what lies below 2⁻¹²⁶, and so are codes one. Tiles
+// x is the sum of three bf16, exactly but for what lies below 2⁻¹²⁶, and a code is one. Tiles
 // add the products of a group's three terms, the smallest first, and vectors do the rest, for the
 // group before. 64 rows of one thread: see bench/results/2026-12-01-gguf-exact.
 #include "kernels/cpu/common/ggml_floats.h"
