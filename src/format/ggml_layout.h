@@ -125,8 +125,10 @@ struct GgmlLayout {
 };
 
 // The scales of a block's chunk. `memory` is aligned to 64 bytes, and so is what is in it.
-inline const std::uint16_t* scales_at(const GgmlLayout& layout, const std::uint8_t* memory,
-                                      std::int64_t block, std::int64_t chunk) {
+[[gnu::always_inline]] inline const std::uint16_t* scales_at(const GgmlLayout& layout,
+                                                             const std::uint8_t* memory,
+                                                             std::int64_t block,
+                                                             std::int64_t chunk) {
   return reinterpret_cast<const std::uint16_t*>(memory + layout.scale_at(block, chunk));
 }
 

@@ -8,7 +8,6 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/cpu/amx/tile.h"
 #include "kernels/cpu/kernels.h"
@@ -30,7 +29,6 @@ class GgmlFloatTiles : GgmlFloatRows<kFormat> {
   static constexpr GgmlTraits kTraits = traits_of(kFormat);
   static constexpr std::int64_t kSpan = GgmlLayout::kSpan, kGroup = kTraits.group;
   static constexpr std::int64_t kGroups = kSpan / kGroup;
-  static constexpr std::int64_t kGroupsOfBlock = kTraits.numbers / kGroup;
 
   // Terms of rows, the largest first: tiles of a group and 16 rows. Rows past the last are zero.
   struct Terms {
@@ -166,9 +164,7 @@ class GgmlFloatTiles : GgmlFloatRows<kFormat> {
   }
   static void finish(const Step& step, std::int64_t first, float* to) {
     for (std::int64_t r = first; r < std::min(first + kTileRows, step.rows); ++r) {
-      V::Chunk sum = V::load(to + r * kChunk);
-      V::add(sum, V::load(step.sums[r]), step.by);
-      V::store(sum, to + r * kChunk);
+      FloatRows::add_scaled(to + r * kChunk, V::load(step.sums[r]), step.by);
     }
   }
 };

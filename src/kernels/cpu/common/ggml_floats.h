@@ -271,14 +271,15 @@ class GgmlFloatRows : protected GgmlDense<kFormat> {
       const V::Chunk numbers = V::load(codes + rows.inputs[k] * kChunk);
       for (int r = 0; r < kRows; ++r) V::add(sums[r], rows.x[k * kRows + r], numbers);
     }
-    for (int r = 0; r < kRows; ++r, to += kChunk) {
-      V::Chunk out = V::load(to);
-      V::add(out, sums[r], by);
-      V::store(out, to);
-    }
+    for (int r = 0; r < kRows; ++r) add_scaled(to + r * kChunk, sums[r], by);
   }
 
  protected:
+  static void add_scaled(float* to, const V::Chunk& sum, const V::Chunk& by) {
+    V::Chunk out = V::load(to);
+    V::add(out, sum, by);
+    V::store(out, to);
+  }
   // y of a row += a block's sums with its scales.
   static void finish(const Piece& piece, std::int64_t block, const GgmlInputRow& row,
                      std::int64_t at, const float* plus, float* y) {
