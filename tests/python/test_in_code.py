@@ -87,6 +87,11 @@ class Clamped(Squared):
         return self.c_proj(functional.relu6(self.c_fc(x)))
 
 
+class ClampedLate(Squared):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(functional.relu(self.c_fc(x)).clamp(max=100))
+
+
 class Leaky(Squared):
     def forward(self, x: Tensor) -> Tensor:
         return self.c_proj(functional.leaky_relu(self.c_fc(x), 1e-3))
@@ -207,16 +212,42 @@ class Later(Within):
         return type(self).then(v)
 
 
+class SquaredWithin(Within):
+    """As RWKV's channel mix."""
+
+    def hidden(self, v: Tensor) -> Tensor:
+        return torch.square(torch.relu(v))
+
+
+class SquaredByMethods(Within):
+    def hidden(self, v: Tensor) -> Tensor:
+        return self.dropout(v.relu().square())
+
+
+class SecondPower(Within):
+    def hidden(self, v: Tensor) -> Tensor:
+        return functional.relu(v) ** 2
+
+
+class TimesItself(Within):
+    def hidden(self, v: Tensor) -> Tensor:
+        v = functional.relu(v)
+        return v * v
+
+
 WITHIN = [Within, InPlace, MethodWithin, Drops, DropsByFunction, Later]
+SQUARED = [SquaredWithin, SquaredByMethods, SecondPower, TimesItself]
 
 
 @pytest.mark.parametrize("freeze", [True, False])
-@pytest.mark.parametrize("kind", WITHIN)
+@pytest.mark.parametrize("kind", WITHIN + SQUARED)
 def test_among_other_parts(kind: type[Within], freeze: bool) -> None:
     torch.manual_seed(5)
     plain = nn.Sequential(kind(), kind())
     sparse = twell.sparsify(copy.deepcopy(plain), freeze=freeze)
-    assert list(twell.sparse_layers(sparse)) == ["0.sparse_ffn", "1.sparse_ffn"]
+    layers = twell.sparse_layers(sparse)
+    assert list(layers) == ["0.sparse_ffn", "1.sparse_ffn"]
+    assert {layer.activation for layer in layers.values()} == {"relu_squared" if kind in SQUARED else "relu"}
     assert list(sparse.state_dict()) == list(plain.state_dict())
     x, mask = features(3, 7, WIDTH), (torch.arange(7) < 3).float().expand(3, 7)
     for training in (True, False):
@@ -249,9 +280,24 @@ def test_an_input_that_changes_after_it_was_read(freeze: bool) -> None:
         torch.testing.assert_close(sparse(x), plain(x), rtol=1e-4, atol=1e-5)
 
 
-class SquaredWithin(Within):
+class Cubed(Within):
     def hidden(self, v: Tensor) -> Tensor:
-        return functional.relu(v).square()
+        return functional.relu(v) ** 3
+
+
+class TimesUp(Within):
+    def hidden(self, v: Tensor) -> Tensor:
+        return functional.relu(v) * v
+
+
+class SquaredAfterDropout(Within):
+    def hidden(self, v: Tensor) -> Tensor:
+        return self.dropout(functional.relu(v)).square()
+
+
+class SquaredAlone(Within):
+    def hidden(self, v: Tensor) -> Tensor:
+        return v.square()
 
 
 class SmoothWithin(Within):
@@ -279,7 +325,10 @@ class Unfollowed(Within):
         return functional.relu(v) if len(v) > 1 else v
 
 
-@pytest.mark.parametrize("kind", [SquaredWithin, SmoothWithin, Used, Before, Twice, Unfollowed])
+ELSE = [Cubed, TimesUp, SquaredAfterDropout, SquaredAlone, SmoothWithin, Used, Before, Twice, Unfollowed]
+
+
+@pytest.mark.parametrize("kind", ELSE)
 def test_what_else_stands_among_other_parts_stays(kind: type[Within]) -> None:
     torch.manual_seed(5)
     plain = nn.Sequential(Within(), kind()).eval()
@@ -346,6 +395,30 @@ def test_what_changes_afterwards_is_noticed(
         model(features(3, WIDTH))
 
 
+@pytest.mark.parametrize("freeze", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [
+        functional.relu,
+        lambda v: functional.relu(v) ** 3,
+        lambda v: functional.relu(v) * v,
+        lambda v: functional.relu(v).square().square(),
+        lambda v: functional.relu(v).square() * 2,
+        lambda v: v.square().relu(),
+        lambda v: functional.dropout(functional.relu(v), 0.0).square(),
+    ],
+)  # fmt: skip
+def test_squares_that_change_afterwards_are_noticed(
+    change: Callable[[Tensor], Tensor], freeze: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Later, "then", staticmethod(lambda v: v.relu().square()))
+    model = twell.sparsify(nn.Sequential(Later(), nn.Identity()), freeze=freeze)
+    model(features(3, WIDTH))
+    monkeypatch.setattr(Later, "then", staticmethod(change))
+    with pytest.raises((RuntimeError, TypeError), match=r"sparse layer something has changed|_Hidden"):
+        model(features(3, WIDTH))
+
+
 def test_dropout_that_changes_is_noticed() -> None:
     model = twell.sparsify(nn.Sequential(DropsByFunction(), nn.Identity()), freeze=False).train()
     model[0].p = 0.5
@@ -382,7 +455,7 @@ def test_report_counts_them() -> None:
     assert "in its code" in said and "there is nothing to gain" in said
 
 
-@pytest.mark.parametrize("kind", [Smooth, Clamped, Leaky, Two, Bare])
+@pytest.mark.parametrize("kind", [Smooth, Clamped, ClampedLate, Leaky, Two, Bare])
 def test_what_computes_something_else_stays(kind: type[nn.Module]) -> None:
     """It was not found before, and names may be those of anything."""
     both = nn.Sequential(*model(Squared, 1), *model(kind, 1))

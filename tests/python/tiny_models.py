@@ -203,6 +203,10 @@ AMONG_OTHERS = {
             "vocab_size": 97, "d_model": 24, "n_layer": 2, "n_head": 2, "d_inner": 60,
             "ff_activation": "relu",
         }), text, 2),
+    "rwkv": Tiny(
+        of("RwkvForCausalLM", "RwkvConfig", {
+            "vocab_size": 97, "hidden_size": 24, "intermediate_size": 60, "num_hidden_layers": 2,
+        }), text, 2),
     "timesfm": Tiny(
         of("TimesFmModelForPrediction", "TimesFmConfig", {
             "patch_length": 4, "context_length": 64, "horizon_length": 8, "num_hidden_layers": 2,

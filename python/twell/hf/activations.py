@@ -46,7 +46,8 @@ def _tried(name: str, act: object, config: object) -> tuple[str, float] | None:
     parts = [torch.linspace(-s, s, 4001, dtype=torch.float64, device="cpu") for s in (0.1, 4, 1e4)]
     v = torch.cat([*parts, torch.tensor([*sides, *(-t for t in thresholds)], dtype=torch.float64)])
     try:
-        with torch.no_grad():
+        # Compiled ones, such as flash-linear-attention's, would be compiled for this alone.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             got = act(v.clone())  # type: ignore[operator]
     except Exception:  # whatever it is, it is none
         return None
@@ -54,7 +55,9 @@ def _tried(name: str, act: object, config: object) -> tuple[str, float] | None:
         return None
     if torch.equal(got, dense.activate(v, "relu")):
         return "relu", 0.0
-    if torch.allclose(got, dense.activate(v, "relu_squared"), rtol=1e-12, atol=0):
+    # In float64, or rounded to float32 on its way.
+    squared = [dense.activate(each, "relu_squared").double() for each in (v, v.float())]
+    if torch.allclose(got, squared[0], rtol=1e-12, atol=0) or torch.equal(got, squared[1]):
         return "relu_squared", 0.0
     for t in thresholds:
         if torch.equal(got, dense.activate(v, "fat_relu", t)):

@@ -3,7 +3,7 @@ decoder layers, linear1 and linear2 of PyTorch's.
 
 The parts stay where they are, and the module's code stays as it is. When the module is called, its code
 sees another in place of each part: the first computes the whole layer, and the others pass on what they
-get. Where the code applies the activation itself (TimesFM), what they pass on is no tensor: only the
+get. Where the code applies the activation itself (TimesFM, RWKV), what they pass on is no tensor: only the
 activation, dropout and the last part take it. Before, the code is followed once with recorders in place of
 the parts, which shows that nothing else happens between them.
 """
@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import operator
 from collections.abc import Callable
 from functools import cache, partial, wraps
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -28,9 +30,13 @@ from twell.hf.mlps import made_of
 from twell.modules import SparseFfn
 
 _MARK = "_twell_output_of"
-# Of code that applies the activation itself.
-_METHODS = ("relu", "relu_")
-_RELUS = (functional.relu, torch.relu, torch.relu_)
+# Steps of code that applies the activation itself, and what each activation takes. A name is a method's.
+_RELUS = ("relu", "relu_", functional.relu, torch.relu, torch.relu_)
+_SQUARES = ("square", "square_", torch.square, torch.square_)
+_POWERS = ("pow", "pow_", operator.pow, torch.pow)
+_PRODUCTS = ("mul", "mul_", operator.mul, torch.mul)
+_STEPS = "_steps_in_code"
+_IN_CODE = {("relu",): "relu", ("relu", "square"): "relu_squared"}
 
 
 def from_owner(
@@ -46,10 +52,12 @@ def from_owner(
     act = kind.act(owner)
     parts = kind.parts_of(owner, name)
     says = activation is None
-    dropout = _follow(name, owner, kind, act)
+    between = _follow(name, owner, kind, act)
     if activation is None:
-        found = ("relu", 0.0) if kind.in_code else activation_of(name, kind.act_of(owner), config)
-        activation, threshold = found
+        if kind.in_code:
+            activation = _IN_CODE[between.steps]
+        else:
+            activation, threshold = activation_of(name, kind.act_of(owner), config)
     if hasattr(owner, CHILD):
         raise ValueError(f"{name}: has a {CHILD} already")
     if (child := owner._modules.get(act)) is not None and (hangs := _attached.what(child)):
@@ -61,8 +69,10 @@ def from_owner(
             f"{name} has {_attached.what(owner, own=(*owner._parameters, *owner._buffers))}, "
             "which cannot be followed; remove that first"
         )
-    options: dict[str, Any] = {"activation": activation, "threshold": threshold, "hidden_dropout": dropout}
-    return made_of(name, owner, kind, parts, says, holder=owner, **options)
+    options: dict[str, Any] = {"activation": activation, "threshold": threshold}
+    layer = made_of(name, owner, kind, parts, says, holder=owner, hidden_dropout=between.dropout, **options)
+    layer.__dict__[_STEPS] = between.steps
+    return layer
 
 
 # --- Following the code ---------------------------------------------------------------------------
@@ -88,8 +98,11 @@ class _Recorder(fx.proxy.GraphAppendingTracer):
 
         def target(*_: Any) -> None: ...
 
-        target.__name__ = "".join(c if c.isalnum() else "_" for c in f"part_{name}")
         self.parts[target] = name
+        return self.node(f"part_{name}", target)
+
+    def node(self, name: str, target: Callable[..., Any] = lambda *_: None) -> Callable[..., Any]:
+        target.__name__ = "".join(c if c.isalnum() else "_" for c in name)
         return lambda *arguments, **options: self.create_proxy(
             "call_function", target, arguments, options
         )
@@ -108,34 +121,46 @@ class _Part(nn.Module):
         return getattr(object.__getattribute__(self, "_module"), name)
 
 
-def _follow(name: str, owner: nn.Module, kind: Kind, act: str) -> float | str:
-    """The dropout between activation and down: a share, or the name of a module. Raises ValueError
-    unless up goes to the activation, that
-    to down through nothing but dropout, and each is called once."""
-    found: list[float | str] = []
+class _Between(NamedTuple):
+    """What the code does between up and down."""
+
+    dropout: float | str
+    """A share, or the name of a module."""
+    steps: tuple[str, ...]
+    """Of the activation, where the code applies it itself."""
+
+
+def _follow(name: str, owner: nn.Module, kind: Kind, act: str) -> _Between:
+    """Raises ValueError unless up goes to the activation, that to down through nothing but dropout, and
+    each is called once."""
+    found: set[_Between] = set()
     why = ""
-    # Answers to questions that depend on numbers; with what may be left out, and without.
-    for answer, every in itertools.product((False, True), (False, True)):
+    # Answers to questions that depend on numbers; with what may be left out, and without; last, where
+    # nothing else can be followed, past the functions that the code calls, such as a Triton kernel.
+    for past, answer, every in itertools.product((False, True), repeat=3):
+        if past and found:
+            break
         recorder = _Recorder(answer)
         try:
-            _record(recorder, owner, act, every)
+            _record(recorder, owner, act, every, past)
         except Exception as error:
-            why = (str(error) or type(error).__name__).splitlines()[0]
+            why = why or (str(error) or type(error).__name__).splitlines()[0]
             continue
-        found.append(_dropout_between(name, owner, kind, act, recorder))
-    if not found or len(set(found)) > 1:
+        found.add(_between(name, owner, kind, act, recorder))
+    if len(found) != 1:
         raise _refused(kind)(f"{name}: the code of {type(owner).__name__} could not be followed: {why}")
-    return found[0]
+    return found.pop()
 
 
-def _record(recorder: _Recorder, owner: nn.Module, act: str, every: bool) -> None:
+def _record(recorder: _Recorder, owner: nn.Module, act: str, every: bool, past: bool) -> None:
     parts = {n: _Part(recorder.part(n), m) for n, m in owner.named_children()}
     twin = _attached.twin_of(owner, parts)
     twin.training = True
     twin.__dict__.pop("forward", None)
     if act and act not in parts:
         twin.__dict__[act] = recorder.part(act)
-    _, *parameters = inspect.signature(type(owner).forward).parameters.values()
+    forward = _past_functions(type(owner).forward, recorder) if past else type(owner).forward
+    _, *parameters = inspect.signature(forward).parameters.values()
     arguments, options = [], {}
     for p in parameters:
         wanted = p.default is p.empty or (every and p.default is None)
@@ -145,12 +170,27 @@ def _record(recorder: _Recorder, owner: nn.Module, act: str, every: bool) -> Non
                 options[p.name] = value
             else:
                 arguments.append(value)
-    type(owner).forward(twin, *arguments, **options)
+    forward(twin, *arguments, **options)
 
 
-def _dropout_between(
-    name: str, owner: nn.Module, kind: Kind, act: str, recorder: _Recorder
-) -> float | str:
+def _past_functions(forward: Any, recorder: _Recorder) -> Any:
+    """The code, with a node in place of each function of its own module's that it calls."""
+    if not isinstance(forward, FunctionType):
+        raise TypeError("its forward is no function")
+    known = forward.__globals__
+    called = {n: f for n in forward.__code__.co_names if isinstance(f := known.get(n), FunctionType)}
+    nodes = {n: recorder.node(f"function_{n}") for n, f in called.items() if not _is_torchs(f)}
+    parts = forward.__code__, {**known, **nodes}, forward.__name__, forward.__defaults__, forward.__closure__
+    twin = FunctionType(*parts)
+    twin.__kwdefaults__ = forward.__kwdefaults__
+    return twin
+
+
+def _is_torchs(function: FunctionType) -> bool:
+    return function.__module__.split(".")[0] == "torch"
+
+
+def _between(name: str, owner: nn.Module, kind: Kind, act: str, recorder: _Recorder) -> _Between:
     calls: dict[str, list[fx.Node]] = {}
     for node in recorder.graph.nodes:
         if (part := recorder.parts.get(node.target)) is not None:
@@ -159,37 +199,50 @@ def _dropout_between(
     refused = _refused(kind)(
         f"{name}: {type(owner).__name__} computes something else than {out}({act or 'relu'}({into}(x)))"
     )
-    if kind.in_code and len(calls.get(into, [])) == 1:
-        calls[act] = [node for node in calls[into][0].users if _is_relu(node)]
-    path = (into, act, out)
-    if any(len(calls.get(part, [])) != 1 for part in path):
+    if any(len(calls.get(part, [])) != 1 for part in ((into, out) if kind.in_code else (into, act, out))):
         raise refused
-    first, activated, last = (calls[part][0] for part in path)
+    node, last = (calls[part][0] for part in (into, out))
     share: float | str = 0.0
-    node = first
+    steps: tuple[str, ...] = ()
     while node is not last:
         (user, *more) = node.users or (None,)
         if more or user is None:
             raise refused
-        if user is activated or user is last:
-            options = user.kwargs and not (user is activated and kind.in_code)  # inplace=
-            if user.args != (node,) or options or (user is activated) != (node is first):
-                raise refused
+        alone = user.args == (node,) and not user.kwargs
+        if user is last:
+            known = alone
+        elif kind.in_code and (step := _step(user.target, user.args, node)):
+            known = not share
+            steps = (*steps, step)
+        elif not kind.in_code and user is calls[act][0]:
+            known = alone and not steps
+            steps = (act,)
         else:
             p = _dropout_share(owner, recorder, user)
-            if p is None or node is first or (share and p):
-                raise refused
+            known = p is not None and bool(steps) and not (share and p)
             share = p or share
+        if not known:
+            raise refused
         node = user
-    return share
+    if steps not in (_IN_CODE if kind.in_code else [(act,)]):
+        raise refused
+    return _Between(share, steps)
 
 
 def _refused(kind: Kind) -> type[ValueError]:
     return Stays if kind.in_code else ValueError  # names alone may well be those of something else
 
 
-def _is_relu(node: fx.Node) -> bool:
-    return node.target in (_METHODS if node.op == "call_method" else _RELUS)
+def _step(called: Any, arguments: Any, of: Any) -> str:
+    """What a call does to ``of``: relu, square, or nothing that is known."""
+    if not arguments or arguments[0] is not of:
+        return ""
+    if len(arguments) == 1:
+        return "relu" if called in _RELUS else "square" if called in _SQUARES else ""
+    (_, other, *more) = arguments
+    if called in _PRODUCTS:
+        return "square" if other is of and not more else ""
+    return "square" if called in _POWERS and isinstance(other, (int, float)) and other == 2 and not more else ""
 
 
 def _dropout_share(owner: nn.Module, recorder: _Recorder, node: fx.Node) -> float | str | None:
@@ -218,7 +271,8 @@ class StandIn:
     def __call__(self, x: Any) -> Any:
         layer, part = self.layer, self.part
         if not layer.act_name:
-            return _Hidden(layer, _called(layer, x)) if part == 0 else _output_of(layer, x)
+            steps = layer.__dict__[_STEPS]
+            return _Hidden(layer, _called(layer, x), steps) if part == 0 else _output_of(layer, x)
         if layer.drops:
             return _act(layer, x) if part == 1 else _linear(layer, part // 2, x)
         if part == 0:
@@ -246,28 +300,44 @@ class _Hidden:
     """What code that applies the activation itself has between the linear layers: the layer's output, and no
     tensor, so that nothing can be done to it but what the layer does."""
 
-    def __init__(self, layer: SparseFfn, y: Tensor, activated: bool = False) -> None:
+    def __init__(self, layer: SparseFfn, y: Tensor, left: tuple[str, ...]) -> None:
         self.layer = layer
         self.y = y
-        self.activated = activated
+        self.left = left
+        """The steps of the activation that are still to come."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, given: Any = (), options: Any = None) -> _Hidden:
         hidden = given[0] if given else None
         if not isinstance(hidden, _Hidden):
             raise TypeError(f"twell: {function} takes no hidden state of a sparse layer here")
-        if function in _RELUS and not hidden.activated:
-            return _Hidden(hidden.layer, hidden.y, True)
-        if function is functional.dropout and hidden.activated:
+        if function is functional.dropout and not hidden.left:
             named = {"p": 0.5, "training": True, **dict(zip(("p", "training"), given[1:])), **(options or {})}
             if named["p"] * named["training"] == hidden.layer.hidden_dropout * hidden.layer.training:
                 return hidden
-        raise _changed(hidden.layer)
+        return hidden._after(function, given)
+
+    def _after(self, called: Any, arguments: Any) -> _Hidden:
+        step = _step(called, arguments, self)
+        if not step or self.left[:1] != (step,):
+            raise _changed(self.layer)
+        return _Hidden(self.layer, self.y, self.left[1:])
 
     def relu(self) -> _Hidden:
-        return self.__torch_function__(torch.relu, (), (self,))
+        return self._after("relu", (self,))
 
-    relu_ = relu
+    def square(self) -> _Hidden:
+        return self._after("square", (self,))
+
+    def __pow__(self, exponent: Any) -> _Hidden:
+        return self._after("pow", (self, exponent))
+
+    def __mul__(self, other: Any) -> _Hidden:
+        return self._after("mul", (self, other))
+
+    relu_, square_ = relu, square
+    mul = mul_ = __mul__
+    pow = pow_ = __pow__
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -276,7 +346,7 @@ class _Hidden:
 
 
 def _output_of(layer: SparseFfn, hidden: Any) -> Tensor:
-    if not isinstance(hidden, _Hidden) or hidden.layer is not layer or not hidden.activated:
+    if not isinstance(hidden, _Hidden) or hidden.layer is not layer or hidden.left:
         raise _changed(layer)
     return hidden.y
 

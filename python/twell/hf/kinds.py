@@ -177,6 +177,7 @@ _TABLE = (
     Kind(("w_1", "w_2")),  # FunASR, ESPnet
     Kind(("fc_in", "fc_out")),  # GPT-J, CodeGen
     Kind(("layer_1", "layer_2")),  # XLNet
+    Kind(("key", "value")),  # the channel mix of RWKV-4 and 7, with an activation or in code
     Kind(("gate_up_proj", "down_proj"), ("act_fn",), fused=True, stacked=True),  # Mixtral
     Kind(("up_proj", "down_proj"), ("act_fn",), stacked=True),  # Nemotron-H
     Kind(("intermediate.dense", "output.dense"), ("intermediate.intermediate_act_fn",)),  # BERT
@@ -227,9 +228,10 @@ def _at(module: Any, name: str) -> Any:
 
 
 def _is_said(module: nn.Module, name: str) -> bool:
-    """Whether it is a child or a function, and no method, which might do anything."""
+    """Whether it is a child or a function, and no method, which might do anything; autograd's functions are
+    methods of a class."""
     value = _at(module, name)
-    return callable(value) and not inspect.ismethod(value)
+    return callable(value) and (not inspect.ismethod(value) or isinstance(value.__self__, type))
 
 
 def _of_sequence(module: nn.Sequential) -> Kind | None:
