@@ -112,9 +112,9 @@ at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight) {
   if (!supported || x.numel() > kFewRows * x.size(-1) || at::GradMode::is_enabled()) {
     return linear_of(x, weight);
   }
-  static const auto few =
-      find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("twell::linear_as_stored");
-  return few.call(x, weight);
+  static const auto few = find_operator<at::Tensor(const at::Tensor&, const at::Tensor&, bool)>(
+      "twell::linear_as_stored");
+  return few.call(x, weight, false);
 }
 
 at::Tensor rounded_inputs(const at::Tensor& x) {

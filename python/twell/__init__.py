@@ -5,6 +5,7 @@
 * :class:`GatedFfn` and :class:`Ffn`, feed-forward layers that are sparse in inference and training;
 * :func:`report`, which counts how many neurons of a model fire (``twell stats`` does so in the shell);
 * :func:`sparsify`, which replaces the feed-forward layers of a model by sparse ones;
+* :func:`float_logits`, with which a model in bfloat16 yields logits that are not rounded;
 * :func:`round_scales`, with which int4 models of other programs keep their codes;
 * :func:`set_l1`, which trains a model so that fewer neurons fire;
 * :func:`gated_ffn`, the differentiable function of a layer, with the L1 term of its activations.
@@ -32,7 +33,7 @@ from twell import (  # noqa: E402  (after the library)
 from twell._codes import round_scales  # noqa: E402
 from twell.autograd import gated_ffn  # noqa: E402
 from twell.dense import ACTIVATIONS, FatRelu  # noqa: E402
-from twell.hf import from_mlp, report, sparsify  # noqa: E402
+from twell.hf import float_logits, from_mlp, report, sparsify  # noqa: E402
 from twell.modules import Ffn, GatedFfn  # noqa: E402
 from twell.sparsity import (  # noqa: E402
     collect_metrics,
@@ -55,6 +56,7 @@ __all__ = [
     "autograd",
     "collect_metrics",
     "dense",
+    "float_logits",
     "from_mlp",
     "gated_ffn",
     "hf",

@@ -231,10 +231,14 @@ _COLUMNS: dict[str, Callable[..., Any]] = {
     "layer_gradient": lambda dy, x, block: x.shape[-1],
     "ffn_train_backward_add": lambda dy, x, weights, *_: weights[0].shape[1],
     "linear": lambda x, weight_packed, *_: weight_packed.shape[0],
-    "linear_as_stored": lambda x, weight: rows_of(weight),
     "round_inputs": lambda x: x.shape[-1],
     "twell_gated_ffn": lambda x, counts, slots, overflow, up, down: down.shape[1],
 }
+
+
+def _linear_as_stored(x: Tensor, weight: Tensor, float_sums: bool = False) -> Tensor:
+    y = _rows(x, rows_of(weight))
+    return y.float() if float_sums else y
 
 
 def _with_rows(columns: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -257,6 +261,7 @@ def register() -> None:
         _dense_to_twell,
         _twell_to_dense,
         _twell_spmm,
+        _linear_as_stored,
     ):
         made[function.__name__.removeprefix("_")] = function
     for name, fake in made.items():

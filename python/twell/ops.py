@@ -119,10 +119,11 @@ def linear(x: Tensor, weight_packed: Tensor, bias: Tensor | None = None) -> Tens
     return torch.ops.twell.linear(x, weight_packed, bias)
 
 
-def linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
+def linear_as_stored(x: Tensor, weight: Tensor, float_sums: bool = False) -> Tensor:
     """y = x Wᵀ, x [..., D], y [..., N], for a plain weight [N, D], as for logits: for up to four rows
-    it is read once, for more it is packed in every call. Not differentiable."""
-    return torch.ops.twell.linear_as_stored(x, weight)
+    it is read once, for more it is packed in every call. ``float_sums``: y is float32, and not rounded
+    to x's dtype. Not differentiable."""
+    return torch.ops.twell.linear_as_stored(x, weight, float_sums)
 
 
 def round_inputs(x: Tensor) -> Tensor:

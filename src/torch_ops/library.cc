@@ -14,7 +14,7 @@ STABLE_TORCH_LIBRARY(twell, m) {
   m.def("pack_weight(Tensor weight) -> Tensor");
   m.def("unpack_weight(Tensor packed) -> Tensor");
   m.def("linear(Tensor x, Tensor weight_packed, Tensor? bias=None) -> Tensor");
-  m.def("linear_as_stored(Tensor x, Tensor weight) -> Tensor");
+  m.def("linear_as_stored(Tensor x, Tensor weight, bool float_sums=False) -> Tensor");
   m.def("round_inputs(Tensor x) -> Tensor");
   // `weights`: gate, up, down and the vectors (form_arguments.h); `form`: form_text.h.
   m.def(

@@ -28,10 +28,10 @@ Tensor linear(const Tensor& x, const Tensor& weight_packed, const std::optional<
   return y;
 }
 
-Tensor linear_as_stored(const Tensor& x, const Tensor& weight) {
+Tensor linear_as_stored(const Tensor& x, const Tensor& weight, bool float_sums) {
   constexpr const char* kOperation = "linear_as_stored";
   const Rows in = rows_of({kOperation, "x", x});
-  const DType dtype = in.view.dtype;
+  const DType dtype = float_sums ? DType::f32 : in.view.dtype;
   const WeightView w = weight_of({kOperation, "weight", weight});
   Tensor y = new_rows({kOperation, "x", x}, w.rows, dtype);
   twell::linear_as_stored(cpu_context(), in.view, w,

@@ -15,6 +15,7 @@ Tensor linear(const Tensor& x, const Tensor& weight_packed, const std::optional<
 Tensor round_inputs(const Tensor& x);
 
 // y [..., N] = x [..., D] Wᵀ for a plain weight [N, D], for a few rows.
-Tensor linear_as_stored(const Tensor& x, const Tensor& weight);
+// y is of x's dtype, or the sums in float32.
+Tensor linear_as_stored(const Tensor& x, const Tensor& weight, bool float_sums);
 
 }  // namespace twell::torch_ops

@@ -25,6 +25,10 @@ def test_against_float64(dtype: torch.dtype, rows: tuple[int, ...], with_bias: b
     for y in found:
         assert y.shape == (*rows, 90)
         assert ((y.double() - exact).abs() <= bound).all()
+    sums = twell.ops.linear_as_stored(x, layer.gate, float_sums=True)
+    assert sums.dtype == torch.float32
+    if bias is None:
+        assert ((sums.double() - exact).abs() <= 73 * 2.0**-24 * magnitude).all()
 
 
 def test_mistakes_name_the_argument() -> None:

@@ -53,7 +53,7 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
             "pack_weight": [(gate,)],
             "unpack_weight": [(packed,)],
             "linear": [(x, packed), (x[None], packed, gate[:, 0].contiguous())],
-            "linear_as_stored": [(x, gate), (x[None], gate)],
+            "linear_as_stored": [(x, gate), (x[None], gate), (x, gate, True)],
             "round_inputs": [(x,), (x[None],)],
             "ffn": [
                 (x, [packed, up, down]),

@@ -2,6 +2,7 @@
 
 import importlib
 
+from twell.hf.logits import float_logits
 from twell.hf.mlps import from_mlp
 from twell.hf.models import from_pretrained
 from twell.hf.replace import sparsify
@@ -14,6 +15,7 @@ __all__ = [
     "SparsityCallback",
     "ThresholdCallback",
     "divergence",
+    "float_logits",
     "fold_thresholds",
     "from_mlp",
     "from_pretrained",

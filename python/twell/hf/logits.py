@@ -1,0 +1,83 @@
+"""Logits in float32, of a model whose weights are narrower.
+
+A bfloat16 has eight bits, so the largest logits of a token often round to the same number. Greedy decoding
+then takes the first of them: in 1 to 2 of 100 tokens of SmolLM2-135M (docs/pytorch.md) another than the
+sums themselves would.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from twell import _attached
+
+_NARROW = (torch.bfloat16, torch.float16)
+# Rows of a float16 weight that are made float32 at a time on a CPU.
+_PIECE = 4096
+
+
+def float_logits(model: Any) -> Any:
+    """Makes the output layer of a model of transformers yield its float32 sums, which are not rounded to the
+    model's dtype. Its parameters and their names stay, and so does a weight that it shares with the
+    embedding. Logits take twice the memory; in backward their gradients are rounded to the weight's dtype, as
+    they were. Returns the model.
+
+    Raises ValueError where the output layer is no plain ``nn.Linear``: quantised ones, adapters, shards.
+    """
+    find = getattr(model, "get_output_embeddings", None)
+    head = find() if callable(find) else None
+    if head is None:
+        raise ValueError(f"float_logits: {type(model).__name__} has no output layer (get_output_embeddings)")
+    if isinstance(head, FloatLogits):
+        return model
+    if "forward" in head.__dict__:
+        raise ValueError(f"float_logits: the output layer has {_attached.what(head)}; remove that first")
+    if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter:
+        kind = f"{type(head).__name__} with a weight of {type(getattr(head, 'weight', None)).__name__}"
+        raise ValueError(f"float_logits: expected an output layer nn.Linear with an nn.Parameter, got {kind}")
+    head.__class__ = FloatLogits
+    return model
+
+
+class FloatLogits(nn.Linear):
+    """An output layer that yields its sums in float32; under autocast, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, device = self.weight, x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        if dtype not in _NARROW:
+            return functional.linear(x, weight, self.bias)
+        with torch.autocast(device, enabled=False):
+            y: Tensor = _Sums.apply(x.to(dtype), weight.to(dtype))
+            return y if self.bias is None else y + self.bias.float()
+
+
+class _Sums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _sums(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        wanted_x, wanted_weight = ctx.needs_input_grad
+        dy = dy.to(weight.dtype)
+        dx = dy @ weight if wanted_x else None
+        return dx, dy.flatten(0, -2).t() @ x.flatten(0, -2) if wanted_weight else None
+
+
+def _sums(x: Tensor, weight: Tensor) -> Tensor:
+    if x.device.type == "cpu" and x.dtype == torch.bfloat16:
+        return torch.ops.twell.linear_as_stored(x, weight, True)
+    rows = x.reshape(-1, x.shape[-1])
+    if x.device.type == "cpu":
+        rows = rows.float()
+        y = torch.cat([rows @ piece.float().t() for piece in weight.split(_PIECE)], -1)
+    else:
+        y = torch.mm(rows, weight.t(), out_dtype=torch.float32)
+    return y.view(*x.shape[:-1], weight.shape[0])
