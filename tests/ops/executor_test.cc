@@ -18,7 +18,7 @@ using test::ThreadExecutor;
 
 template <class T>
 class ExecutorTest : public ::testing::Test {};
-using Types = ::testing::Types<float, bf16>;
+using Types = ::testing::Types<bf16, float>;
 TYPED_TEST_SUITE(ExecutorTest, Types);
 
 TYPED_TEST(ExecutorTest, ItsBitsAreOpenMPs) {

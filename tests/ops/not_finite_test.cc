@@ -79,7 +79,7 @@ void expect_training_as_dense(const Layer<T>& layer) {
 
 template <class T>
 class NotFiniteTest : public ::testing::Test {};
-using Types = ::testing::Types<float, bf16>;
+using Types = ::testing::Types<bf16, float>;
 TYPED_TEST_SUITE(NotFiniteTest, Types);
 
 // One neuron, or few: no sum of infinities of both signs makes the row NaN by chance.

@@ -39,7 +39,7 @@ class TeamTest : public ::testing::Test {
     }
   }
 };
-using Types = ::testing::Types<float, bf16>;
+using Types = ::testing::Types<bf16, float>;
 TYPED_TEST_SUITE(TeamTest, Types);
 
 TYPED_TEST(TeamTest, WithinAParallelRegion) {
