@@ -2,10 +2,12 @@
 find_program(TWELL_CCACHE ccache)
 if(TWELL_CCACHE)
   # The sloppiness is what ccache asks for before it caches units that use a precompiled header; the
-  # other two let one checkout profit from another.
-  set(CMAKE_CXX_COMPILER_LAUNCHER
-      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
-      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${TWELL_CCACHE})
+  # other two, and the prefix map below, let one checkout profit from another.
+  foreach(language CXX CUDA)
+    set(CMAKE_${language}_COMPILER_LAUNCHER
+        ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
+        CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${TWELL_CCACHE})
+  endforeach()
 endif()
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 # Linked by flag and not by path: PyTorch brings a libgomp of its own, a process must have one only,
@@ -18,6 +20,8 @@ target_compile_features(twell_flags INTERFACE cxx_std_20)
 # No contraction: where a kernel wants a fused multiply-add it says so, and the same source gives
 # the same bits at every optimisation level.
 target_compile_options(twell_flags INTERFACE -Wall -Wextra -ffp-contract=off)
+# __FILE__ without the checkout's place: merged sources have absolute paths.
+target_compile_options(twell_flags INTERFACE -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
 if(TWELL_WERROR)
   target_compile_options(twell_flags INTERFACE -Werror)
 endif()
