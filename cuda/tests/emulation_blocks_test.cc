@@ -289,7 +289,7 @@ TEST_F(EmulationBlocksTest, TheGatherAddsUpInAnyOrderOfBlocks) {
     for (const int splits : all_splits) {
       emulation::set_blocks(Blocks::one_by_one);
       const auto expected = gather.run(splits);
-      for (unsigned seed = 1; seed <= emulation::other_orders(seeds); ++seed) {
+      for (unsigned seed = 1; seed <= seeds; ++seed) {
         emulation::set_blocks(Blocks::concurrent, seed);
         // In each of them other warps lead after the last barrier.
         emulation::set_order(seed % 2 == 0 ? Order::ascending : Order::descending);
@@ -318,7 +318,7 @@ TEST_F(EmulationBlocksTest, TheLayerGivesTheSameBitsInAnyOrderOfBlocks) {
         cuda::plan_ffn(cuda::current_device(), problem, std::size_t{1} << 30, shape);
     ASSERT_EQ(plan.gather.splits > 1, tokens == 3);
     std::vector<bf16> expected;
-    for (unsigned seed = 0; seed <= emulation::other_orders(2); ++seed) {
+    for (unsigned seed = 0; seed <= 2; ++seed) {
       emulation::set_blocks(seed == 0 ? Blocks::one_by_one : Blocks::concurrent, seed);
       DeviceMatrixOf<bf16> y{TestMatrix<bf16>(tokens, 72)};
       DeviceBuffer<std::byte> memory(plan.workspace_bytes);
@@ -350,7 +350,7 @@ TEST_F(EmulationBlocksTest, TheQueueGivesTheSameBitsInAnyOrderOfBlocks) {
     DeviceBuffer<std::byte> memory(cuda::workspace_bytes(plan));
     plan.workspace_bytes = memory.size();
     std::vector<bf16> expected;
-    for (unsigned seed = 0; seed <= emulation::other_orders(4); ++seed) {
+    for (unsigned seed = 0; seed <= 4; ++seed) {
       emulation::set_blocks(seed == 0 ? Blocks::one_by_one : Blocks::concurrent, seed);
       emulation::set_order(seed % 2 == 0 ? Order::ascending : Order::descending);
       on.y.poison();

@@ -169,11 +169,7 @@ TEST_F(CudaTrainOrder, ChangesNoBit) {
   TrainingStep<bf16, bf16> first(layer, options);
   first.run();
   first.check();
-  unsigned seeds = 4;
-#ifdef TWELL_CUDA_EMULATED
-  seeds = emulation::other_orders(seeds);
-#endif
-  for (unsigned seed = 1; seed <= seeds; ++seed) {
+  for (unsigned seed = 1; seed <= 4; ++seed) {
 #ifdef TWELL_CUDA_EMULATED
     emulation::set_order(emulation::Order::shuffled, seed);
     emulation::set_blocks(

@@ -13,7 +13,6 @@
 #include <random>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -391,13 +390,6 @@ std::vector<CopyGroup>& copies() { return block->running->copies; }
 void set_order(Order order_, unsigned seed) {
   order = order_;
   random_order.seed(seed);
-}
-unsigned other_orders(unsigned all) {
-#ifdef __SANITIZE_ADDRESS__
-  const char* asked = std::getenv("TWELL_EMULATED_ORDERS");
-  if (asked == nullptr || std::string_view(asked) != "all") return 1;
-#endif
-  return all;
 }
 void set_blocks(Blocks together_, unsigned seed, int resident_) {
   together = together_;

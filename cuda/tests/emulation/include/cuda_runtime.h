@@ -57,10 +57,6 @@ const Place& place();  // of the running fiber
 // In which order a block's threads are resumed.
 enum class Order { ascending, descending, shuffled };
 void set_order(Order order, unsigned seed = 1);
-// How many orders beside a first one whole kernels are to be tried in: all, but one alone under
-// AddressSanitizer, which judges memory, not orders, and takes several times as long. There
-// TWELL_EMULATED_ORDERS=all in the environment asks for all.
-unsigned other_orders(unsigned all);
 
 // How a grid's blocks run.
 //   one_by_one   each ends before the next starts.
