@@ -103,7 +103,8 @@ def test_a_weight_that_the_embedding_shares(tmp_path: Path) -> None:
 
 def test_compiled_and_exported() -> None:
     model: Any = twell.float_logits(LLAMA_LIKE.model(torch.bfloat16))
-    head, x = model.lm_head, torch.randn(3, 5, 24).bfloat16()
+    head = model.lm_head
+    x = torch.randn(3, 5, head.in_features).bfloat16()
     with torch.no_grad():
         want = head(x)
         assert torch.equal(torch.compile(head, fullgraph=True, backend="aot_eager")(x), want)
