@@ -3,11 +3,9 @@ find_program(TWELL_CCACHE ccache)
 if(TWELL_CCACHE)
   # The sloppiness is what ccache asks for before it caches units that use a precompiled header; the
   # other two, and the prefix map below, let one checkout profit from another.
-  foreach(language CXX CUDA)
-    set(CMAKE_${language}_COMPILER_LAUNCHER
-        ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
-        CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${TWELL_CCACHE})
-  endforeach()
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
+      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${TWELL_CCACHE})
 endif()
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 # Linked by flag and not by path: PyTorch brings a libgomp of its own, a process must have one only,

@@ -4,7 +4,7 @@
 
 RESULTS holds steps.tsv (step, outcome, seconds, reason) and PRESET.ctest.xml; the single cases are in
 PRESET/NAME.xml (GoogleTest) and ../PRESET/pytest/NAME.xml. A step that runs tests counts by its tests,
-any other as one. Exit 1 when anything failed.
+any other as one. Exit 1 when anything failed, or nothing ran.
 """
 
 import collections
@@ -86,7 +86,7 @@ def main() -> int:
         print("\n".join(f"  {name}" for name in counts.failed))
     print(f"in {seconds} s; logs in {results.parent / 'logs'}")
     print(f"{counts.passed} passed, {len(counts.failed)} failed, {len(counts.skipped)} skipped")
-    return bool(counts.failed)
+    return bool(counts.failed) or counts.passed == 0
 
 
 if __name__ == "__main__":

@@ -160,6 +160,147 @@ def test_a_kernel_between(kind: type[Mix]) -> None:
     torch.manual_seed(5)
     plain, x = nn.Sequential(among(kind)), features(7, WIDTH)
     want = plain(x)
-    with pytest.raises(ValueError, match=r"computes something else|has no MLP"):
+    with pytest.raises(ValueError, match=r"computes something else|could not be followed|has no MLP"):
         twell.sparsify(plain)
     assert torch.equal(plain(x), want)
+
+
+# --- Names that attention has as well -------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.act = nn.ReLU()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.key(x)) * self.value(x)
+
+
+class Pooling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.value, self.act = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.ReLU()
+        self.q = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.key(x)) @ self.q * self.value(x)
+
+
+class WithShift(Mix):
+    """Whose only other part is a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x_k = nn.Parameter(torch.rand(WIDTH))
+        self.register_buffer("mask", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value(functional.relu(self.key(x + x.roll(1, 0) * self.x_k * self.mask)).square())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Attention(),
+        Attention(key=nn.Embedding(9, WIDTH), value=nn.LayerNorm(WIDTH)),
+        Attention(key=nn.Sequential(nn.Linear(WIDTH, NEURONS)), value=nn.Sequential(nn.Linear(NEURONS, WIDTH))),
+        Pooling(),
+    ],
+    ids=["attention", "embedding", "sequence", "pooling"],
+)
+def test_attention_is_not_meant(other: nn.Module) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = twell.sparsify(nn.ModuleList([other, WithShift()]))
+    assert list(twell.sparse_layers(model)) == ["1.sparse_ffn"]
+
+
+def test_a_mix_with_parameters_of_its_own() -> None:
+    torch.manual_seed(5)
+    plain, x = nn.Sequential(WithShift(), WithShift()), features(7, WIDTH)
+    sparse = twell.sparsify(copy.deepcopy(plain))
+    torch.testing.assert_close(sparse(x), plain(x), rtol=1e-4, atol=1e-5)
+
+
+# --- What a function that was not followed might do -------------------------------------------------
+
+
+class Kept:
+    hidden: Any = None
+
+
+class InAnObject(Mix):
+    def forward(self, x: Tensor) -> Tensor:
+        kept = Kept()
+        x = opaque(x)
+        kept.hidden = self.act(self.key(x))
+        change(kept)
+        return self.value(kept.hidden)
+
+
+class ByAQuestion(Mix):
+    def forward(self, x: Tensor) -> Tensor:
+        nothing = opaque_nothing(x)
+        hidden = self.act(self.key(x))
+        y = self.value(hidden)
+        return y + hidden.mean() if nothing is None else y
+
+
+def change(kept: Kept) -> None:
+    if isinstance(kept.hidden, Tensor):
+        kept.hidden.add_(1)
+
+
+def opaque_nothing(x: Tensor) -> None:
+    opaque(x)
+
+
+def with_act(kind: type[Mix]) -> Mix:
+    mix = among(kind)
+    mix.act = nn.ReLU()
+    return mix
+
+
+def test_a_kernel_after_the_layer_has_begun() -> None:
+    with pytest.raises(ValueError, match=r"could not be followed|has no MLP"):
+        twell.sparsify(nn.Sequential(with_act(InAnObject)))
+
+
+def test_a_question_about_what_a_kernel_gave() -> None:
+    model = twell.sparsify(nn.Sequential(with_act(ByAQuestion)))
+    with pytest.raises(RuntimeError, match="of a sparse layer something has changed"):
+        model(features(7, WIDTH))
+
+
+# --- RWKV-4, which divides weights in its first pass ------------------------------------------------
+
+
+def rwkv4() -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    sizes = {"vocab_size": 97, "hidden_size": 24, "intermediate_size": 60, "num_hidden_layers": 4}
+    model = transformers.RwkvForCausalLM(transformers.RwkvConfig(**sizes, rescale_every=1)).eval()
+    for block in model.rwkv.blocks:
+        nn.init.normal_(block.feed_forward.value.weight, std=0.3)
+    return model
+
+
+def test_rwkv4_before_its_first_pass() -> None:
+    model, ids = rwkv4(), torch.randint(97, (2, 40), generator=torch.Generator().manual_seed(1))
+    weights = {name: p.clone() for name, p in model.named_parameters()}
+    with torch.no_grad():
+        want = copy.deepcopy(model)(ids).logits
+        assert len(twell.report(model, ids).layers) == 4
+        assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
+        for training in (False, True):
+            for options in ({}, {"sample": ids}, {"freeze": False}):
+                sparse = twell.sparsify(copy.deepcopy(model).train(training), **options).eval()
+                torch.testing.assert_close(sparse(ids).logits, want, rtol=1e-3, atol=1e-4)
+                for layer in twell.sparse_layers(sparse).values():
+                    layer.thaw()
+                torch.testing.assert_close(sparse(ids).logits, want, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(model(ids).logits, want)

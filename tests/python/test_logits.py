@@ -116,10 +116,49 @@ def test_what_is_refused() -> None:
         twell.float_logits(nn.Linear(3, 4))
     model: Any = LLAMA_LIKE.model(torch.bfloat16)
     plain, model.lm_head = model.lm_head, nn.Sequential(model.lm_head)
-    with pytest.raises(ValueError, match=r"expected an output layer nn.Linear .*, got Sequential with"):
+    with pytest.raises(ValueError, match=r"expected an output layer nn.Linear .*, got torch.*Sequential with"):
         twell.float_logits(model)
     model.lm_head = plain
     plain.forward = plain.forward
     with pytest.raises(ValueError, match="the output layer has another forward; remove that first"):
         twell.float_logits(model)
     assert type(plain) is nn.Linear
+
+
+def head(dtype: torch.dtype = torch.bfloat16) -> tuple[Any, Tensor]:
+    torch.manual_seed(3)
+    layer = nn.Linear(40, 90, bias=False, dtype=dtype)
+    layer.__class__ = twell.hf.logits.FloatLogits
+    return layer, torch.randn(5, 40).to(dtype)
+
+
+def test_one_row_and_none() -> None:
+    layer, x = head()
+    for given in (x[0], x[:0]):
+        layer.zero_grad()
+        y = layer(given.requires_grad_())
+        y.sum().backward()
+        assert y.dtype == torch.float32 and y.shape == (*given.shape[:-1], 90)
+        assert layer.weight.grad.shape == (90, 40)
+    assert head()[0].to("meta")(x.to("meta")).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_transforms(dtype: torch.dtype) -> None:
+    layer, x = head(dtype)
+    want = layer(x).detach()
+    torch.testing.assert_close(torch.vmap(layer)(x), want)
+    torch.testing.assert_close(torch.func.jvp(layer, (x,), (x,))[1], want)
+    got = torch.func.grad(lambda x: layer(x).sum())(x)
+    torch.testing.assert_close(got, layer.weight.sum(0).expand(5, -1).to(dtype), rtol=2.0**-6, atol=2.0**-6)
+
+
+def test_other_dtypes_are_as_they_were() -> None:
+    layer, x = head(torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer(x), functional.linear(x, layer.weight))
+    layer, x = head()
+    with pytest.raises(RuntimeError, match="dtype"):
+        layer(x.float())
+    layer.weight = nn.Parameter(layer.weight.t().contiguous().t())
+    torch.testing.assert_close(layer(x), functional.linear(x.float(), layer.weight.float()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -47,8 +49,9 @@ def _tried(name: str, act: object, config: object) -> tuple[str, float] | None:
     v = torch.cat([*parts, torch.tensor([*sides, *(-t for t in thresholds)], dtype=torch.float64)])
     try:
         # Compiled ones, such as flash-linear-attention's, would be compiled for this alone.
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            got = act(v.clone())  # type: ignore[operator]
+        dynamo = "torch._dynamo" in sys.modules
+        with torch.no_grad(), torch.compiler.set_stance("force_eager") if dynamo else nullcontext():
+            got = act(v.clone()).double()  # type: ignore[operator]
     except Exception:  # whatever it is, it is none
         return None
     if not isinstance(got, Tensor) or got.shape != v.shape:

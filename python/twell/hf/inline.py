@@ -35,6 +35,7 @@ _RELUS = ("relu", "relu_", functional.relu, torch.relu, torch.relu_)
 _SQUARES = ("square", "square_", torch.square, torch.square_)
 _POWERS = ("pow", "pow_", operator.pow, torch.pow)
 _PRODUCTS = ("mul", "mul_", operator.mul, torch.mul)
+_ACT = "act"  # of a module or function, and no step of the code's
 _STEPS = "_steps_in_code"
 _IN_CODE = {("relu",): "relu", ("relu", "square"): "relu_squared"}
 
@@ -71,7 +72,8 @@ def from_owner(
         )
     options: dict[str, Any] = {"activation": activation, "threshold": threshold}
     layer = made_of(name, owner, kind, parts, says, holder=owner, hidden_dropout=between.dropout, **options)
-    layer.__dict__[_STEPS] = between.steps
+    if between.steps:
+        layer.__dict__[_STEPS] = between.steps
     return layer
 
 
@@ -99,13 +101,28 @@ class _Recorder(fx.proxy.GraphAppendingTracer):
         def target(*_: Any) -> None: ...
 
         self.parts[target] = name
-        return self.node(f"part_{name}", target)
+        return self._node(f"part_{name}", target)
 
-    def node(self, name: str, target: Callable[..., Any] = lambda *_: None) -> Callable[..., Any]:
+    def _node(self, name: str, target: Callable[..., Any]) -> Callable[..., Any]:
         target.__name__ = "".join(c if c.isalnum() else "_" for c in name)
         return lambda *arguments, **options: self.create_proxy(
             "call_function", target, arguments, options
         )
+
+    def past(self, name: str, linears: tuple[str, ...]) -> Callable[..., Any]:
+        """What stands for a function that is not followed: it may do anything with what it is given, so it
+        has to be called before the layer is."""
+
+        def target(*_: Any) -> None: ...
+
+        node = self._node(f"function_{name}", target)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if any(self.parts.get(n.target) in linears for n in self.graph.nodes):
+                raise TypeError(f"{name} is called after {linears[0]}")
+            return node(*arguments, **options)
+
+        return call
 
 
 class _Part(nn.Module):
@@ -127,7 +144,8 @@ class _Between(NamedTuple):
     dropout: float | str
     """A share, or the name of a module."""
     steps: tuple[str, ...]
-    """Of the activation, where the code applies it itself."""
+    """Of the activation, where what stands for the hidden state is to be no tensor: the code applies it
+    itself, or was not followed everywhere."""
 
 
 def _follow(name: str, owner: nn.Module, kind: Kind, act: str) -> _Between:
@@ -135,31 +153,33 @@ def _follow(name: str, owner: nn.Module, kind: Kind, act: str) -> _Between:
     each is called once."""
     found: set[_Between] = set()
     why = ""
-    # Answers to questions that depend on numbers; with what may be left out, and without; last, where
-    # nothing else can be followed, past the functions that the code calls, such as a Triton kernel.
-    for past, answer, every in itertools.product((False, True), repeat=3):
-        if past and found:
+    # Answers to questions that depend on numbers; with what may be left out, and without.
+    for answer, every in itertools.product((False, True), repeat=2):
+        for past in (False, True):  # the functions that cannot be followed, such as a Triton kernel
+            recorder = _Recorder(answer)
+            try:
+                _record(recorder, owner, kind, act, every, past)
+            except Exception as error:
+                why = why or (str(error) or type(error).__name__).splitlines()[0]
+                continue
+            found.add(_between(name, owner, kind, act, recorder, past))
             break
-        recorder = _Recorder(answer)
-        try:
-            _record(recorder, owner, act, every, past)
-        except Exception as error:
-            why = why or (str(error) or type(error).__name__).splitlines()[0]
-            continue
-        found.add(_between(name, owner, kind, act, recorder))
-    if len(found) != 1:
+    exact = {b for b in found if _ACT not in b.steps}
+    if len(exact or found) != 1 or len({b.dropout for b in found}) != 1:
         raise _refused(kind)(f"{name}: the code of {type(owner).__name__} could not be followed: {why}")
-    return found.pop()
+    return (exact or found).pop()
 
 
-def _record(recorder: _Recorder, owner: nn.Module, act: str, every: bool, past: bool) -> None:
+def _record(recorder: _Recorder, owner: nn.Module, kind: Kind, act: str, every: bool, past: bool) -> None:
     parts = {n: _Part(recorder.part(n), m) for n, m in owner.named_children()}
     twin = _attached.twin_of(owner, parts)
     twin.training = True
     twin.__dict__.pop("forward", None)
     if act and act not in parts:
         twin.__dict__[act] = recorder.part(act)
-    forward = _past_functions(type(owner).forward, recorder) if past else type(owner).forward
+    forward = type(owner).forward
+    if past:
+        forward = _past_functions(forward, recorder, kind)
     _, *parameters = inspect.signature(forward).parameters.values()
     arguments, options = [], {}
     for p in parameters:
@@ -173,13 +193,13 @@ def _record(recorder: _Recorder, owner: nn.Module, act: str, every: bool, past: 
     forward(twin, *arguments, **options)
 
 
-def _past_functions(forward: Any, recorder: _Recorder) -> Any:
+def _past_functions(forward: Any, recorder: _Recorder, kind: Kind) -> Any:
     """The code, with a node in place of each function of its own module's that it calls."""
     if not isinstance(forward, FunctionType):
         raise TypeError("its forward is no function")
     known = forward.__globals__
     called = {n: f for n in forward.__code__.co_names if isinstance(f := known.get(n), FunctionType)}
-    nodes = {n: recorder.node(f"function_{n}") for n, f in called.items() if not _is_torchs(f)}
+    nodes = {n: recorder.past(n, kind.linears) for n, f in called.items() if not _is_torchs(f)}
     parts = forward.__code__, {**known, **nodes}, forward.__name__, forward.__defaults__, forward.__closure__
     twin = FunctionType(*parts)
     twin.__kwdefaults__ = forward.__kwdefaults__
@@ -190,7 +210,9 @@ def _is_torchs(function: FunctionType) -> bool:
     return function.__module__.split(".")[0] == "torch"
 
 
-def _between(name: str, owner: nn.Module, kind: Kind, act: str, recorder: _Recorder) -> _Between:
+def _between(
+    name: str, owner: nn.Module, kind: Kind, act: str, recorder: _Recorder, past: bool
+) -> _Between:
     calls: dict[str, list[fx.Node]] = {}
     for node in recorder.graph.nodes:
         if (part := recorder.parts.get(node.target)) is not None:
@@ -203,6 +225,7 @@ def _between(name: str, owner: nn.Module, kind: Kind, act: str, recorder: _Recor
         raise refused
     node, last = (calls[part][0] for part in (into, out))
     share: float | str = 0.0
+    dropped = False
     steps: tuple[str, ...] = ()
     while node is not last:
         (user, *more) = node.users or (None,)
@@ -211,31 +234,31 @@ def _between(name: str, owner: nn.Module, kind: Kind, act: str, recorder: _Recor
         alone = user.args == (node,) and not user.kwargs
         if user is last:
             known = alone
-        elif kind.in_code and (step := _step(user.target, user.args, node)):
-            known = not share
+        elif kind.in_code and (step := _step(user.target, user.args, user.kwargs, node)):
+            known = not dropped
             steps = (*steps, step)
         elif not kind.in_code and user is calls[act][0]:
             known = alone and not steps
-            steps = (act,)
+            steps = (_ACT,)
         else:
             p = _dropout_share(owner, recorder, user)
             known = p is not None and bool(steps) and not (share and p)
-            share = p or share
+            share, dropped = p or share, True
         if not known:
             raise refused
         node = user
-    if steps not in (_IN_CODE if kind.in_code else [(act,)]):
+    if steps not in (_IN_CODE if kind.in_code else [(_ACT,)]):
         raise refused
-    return _Between(share, steps)
+    return _Between(share, steps if kind.in_code or past else ())
 
 
 def _refused(kind: Kind) -> type[ValueError]:
-    return Stays if kind.in_code else ValueError  # names alone may well be those of something else
+    return Stays if kind.in_code or kind.shared else ValueError  # names alone may well be those of something else
 
 
-def _step(called: Any, arguments: Any, of: Any) -> str:
+def _step(called: Any, arguments: Any, options: Any, of: Any) -> str:
     """What a call does to ``of``: relu, square, or nothing that is known."""
-    if not arguments or arguments[0] is not of:
+    if not arguments or arguments[0] is not of or (options and (called not in _RELUS or list(options) != ["inplace"])):
         return ""
     if len(arguments) == 1:
         return "relu" if called in _RELUS else "square" if called in _SQUARES else ""
@@ -270,11 +293,12 @@ class StandIn:
 
     def __call__(self, x: Any) -> Any:
         layer, part = self.layer, self.part
-        if not layer.act_name:
-            steps = layer.__dict__[_STEPS]
-            return _Hidden(layer, _called(layer, x), steps) if part == 0 else _output_of(layer, x)
-        if layer.drops:
+        if layer.drops and layer.act_name:
             return _act(layer, x) if part == 1 else _linear(layer, part // 2, x)
+        if steps := layer.__dict__.get(_STEPS, () if layer.act_name else ("relu",)):
+            if part == 0:
+                return _Hidden(layer, _called(layer, x), steps)
+            return _output_of(layer, x) if part == 2 else _activated(layer, x)
         if part == 0:
             y = _called(layer, x)
             if not torch.compiler.is_compiling():
@@ -315,25 +339,24 @@ class _Hidden:
             named = {"p": 0.5, "training": True, **dict(zip(("p", "training"), given[1:])), **(options or {})}
             if named["p"] * named["training"] == hidden.layer.hidden_dropout * hidden.layer.training:
                 return hidden
-        return hidden._after(function, given)
+        return hidden._after(_step(function, given, options, hidden))
 
-    def _after(self, called: Any, arguments: Any) -> _Hidden:
-        step = _step(called, arguments, self)
+    def _after(self, step: str) -> _Hidden:
         if not step or self.left[:1] != (step,):
             raise _changed(self.layer)
         return _Hidden(self.layer, self.y, self.left[1:])
 
     def relu(self) -> _Hidden:
-        return self._after("relu", (self,))
+        return self._after("relu")
 
     def square(self) -> _Hidden:
-        return self._after("square", (self,))
+        return self._after("square")
 
     def __pow__(self, exponent: Any) -> _Hidden:
-        return self._after("pow", (self, exponent))
+        return self._after(_step("pow", (self, exponent), None, self))
 
     def __mul__(self, other: Any) -> _Hidden:
-        return self._after("mul", (self, other))
+        return self._after(_step("mul", (self, other), None, self))
 
     relu_, square_ = relu, square
     mul = mul_ = __mul__
@@ -343,6 +366,12 @@ class _Hidden:
         if name.startswith("__"):
             raise AttributeError(name)
         raise _changed(self.layer)
+
+
+def _activated(layer: SparseFfn, hidden: Any) -> Any:
+    if not isinstance(hidden, _Hidden) or hidden.layer is not layer:
+        raise _changed(layer)
+    return hidden._after(_ACT)
 
 
 def _output_of(layer: SparseFfn, hidden: Any) -> Tensor:

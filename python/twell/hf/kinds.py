@@ -49,6 +49,8 @@ class Kind:
     """Gate and up are the two halves of one linear layer."""
     stacked: bool = False
     """The weights of all experts are one parameter each, [experts, rows, columns]."""
+    shared: bool = False
+    """Attention has parts of these names as well: only those that widen and narrow again are meant."""
     vllm: tuple[InVllm, ...] = ()
 
     @staticmethod
@@ -97,7 +99,7 @@ class Kind:
 
     def stands_alone(self, module: nn.Module) -> bool:
         """Whether the module is the layer; otherwise the layer stands among other parts of it."""
-        return self.has_linears and (self.gated or not self.others(module))
+        return self.has_linears and not self.shared and (self.gated or not self.others(module))
 
     def has_parts(self, module: nn.Module) -> bool:
         """In code that applies the activation itself, the linear layers are all that there is, or two without
@@ -107,7 +109,7 @@ class Kind:
             there = all(isinstance(w, nn.Parameter) and w.dim() == 3 for w in weights)
         else:
             there = all(isinstance(w, nn.Linear if self.split else nn.Module) for w in weights)
-        if not there:
+        if not there or (self.shared and not self._widens(module, weights)):
             return False
         if self.in_code:
             module = getattr(module, "_orig_mod", module)  # of a compiled one
@@ -121,6 +123,12 @@ class Kind:
         neurons, width = size = size_of(weights[0])
         beside = [m for m in module.children() if m is not weights[0] and _is_linear(m)]
         return neurons >= width and not any(size_of(m) == size for m in beside)  # none is its gate
+
+    def _widens(self, module: nn.Module, weights: list[Any]) -> bool:
+        if not self._is_among_others(module, weights):
+            return False
+        neurons, width = size_of(weights[0])
+        return neurons > width
 
     def norm(self, module: nn.Module) -> str | None:
         """The child that is an RMSNorm, if there is one; whatever it is called."""
@@ -177,7 +185,7 @@ _TABLE = (
     Kind(("w_1", "w_2")),  # FunASR, ESPnet
     Kind(("fc_in", "fc_out")),  # GPT-J, CodeGen
     Kind(("layer_1", "layer_2")),  # XLNet
-    Kind(("key", "value")),  # the channel mix of RWKV-4 and 7, with an activation or in code
+    Kind(("key", "value"), shared=True),  # the channel mix of RWKV-4 and 7, with an activation or in code
     Kind(("gate_up_proj", "down_proj"), ("act_fn",), fused=True, stacked=True),  # Mixtral
     Kind(("up_proj", "down_proj"), ("act_fn",), stacked=True),  # Nemotron-H
     Kind(("intermediate.dense", "output.dense"), ("intermediate.intermediate_act_fn",)),  # BERT
@@ -228,10 +236,13 @@ def _at(module: Any, name: str) -> Any:
 
 
 def _is_said(module: nn.Module, name: str) -> bool:
-    """Whether it is a child or a function, and no method, which might do anything; autograd's functions are
-    methods of a class."""
+    """Whether it is a child or a function, and no method, which might do anything. Functions of autograd are
+    methods of their class."""
     value = _at(module, name)
-    return callable(value) and (not inspect.ismethod(value) or isinstance(value.__self__, type))
+    if not inspect.ismethod(value):
+        return callable(value)
+    owner = value.__self__
+    return value.__name__ == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
 
 
 def _of_sequence(module: nn.Sequential) -> Kind | None:

@@ -204,9 +204,10 @@ def _try_forward(name: str, mlp: nn.Module, kind: Kind, threshold: float = 0.0) 
         children[norm] = twin_norm
         form = Form(norm_weight=twin_norm.weight, norm_epsilon=0.1)
     twin = _attached.twin_of(mlp, children)
-    # Two sequences, because code may mix tokens or sequences, and some large, because it may clamp.
+    # Two sequences, because code may mix tokens or sequences; some large, because it may clamp, but not
+    # where float16 would end.
     x = random(2, 5 if threshold == 0 else 50, width) * scale
-    x[:, -2:] *= torch.tensor([[30.0], [1000.0]], dtype=x.dtype, device="cpu")
+    x[:, -1] *= 16
     *into, down = (children[child] for child in kind.linears)
     act_name = kind.act(mlp)
     # Names alone may well be those of something else.

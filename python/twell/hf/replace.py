@@ -21,7 +21,7 @@ from twell.hf.inline import from_owner
 from twell.hf.kinds import KINDS, Kind, Stays, described, kind_of
 from twell.hf.mlps import layer_of
 from twell.hf.said import thresholds_of, untrue_in
-from twell.hf.unchanged import as_it_was
+from twell.hf.unchanged import as_it_was, rescale
 from twell.modules import SparseFfn
 from twell.sparsity import sparse_layers
 
@@ -97,6 +97,7 @@ def sparsify(
     if activation is not None:
         _say(model)
     if freeze:
+        rescale(model)
         _freeze(model, sites, inputs, path)
     return model
 

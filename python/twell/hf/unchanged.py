@@ -63,11 +63,34 @@ def _tensors(model: nn.Module) -> Iterator[Callable[[], None]]:
     """What is written in place."""
     written: list[Any] = list(model.buffers())
     written += [m.weight for m in model.modules() if getattr(m, "max_norm", None) is not None]
+    written += _rescaled_weights(model)
     for tensor in written:
         if not (tensor.is_meta or tensor.is_inference()):
             yield _values_of(tensor)
     for p in model.parameters():
         yield _flags_of(p)
+
+
+def _rescaled_weights(model: nn.Module) -> Iterator[torch.Tensor]:
+    """transformers' RWKV divides them in its first pass in inference, and multiplies them in training."""
+    for module in model.modules():
+        if hasattr(module, "layers_are_rescaled"):
+            for name, p in module.named_parameters():
+                if name.endswith((".attention.output.weight", ".feed_forward.value.weight")):
+                    yield p
+
+
+def rescale(model: nn.Module) -> None:
+    """Divides them now, before layers that have them are frozen."""
+    module: Any
+    for module in model.modules():
+        if hasattr(module, "layers_are_rescaled") and hasattr(module, "_rescale_layers"):
+            training = module.training
+            module.training = False
+            try:
+                module._rescale_layers()
+            finally:
+                module.training = training
 
 
 def _values_of(tensor: torch.Tensor) -> Callable[[], None]:
