@@ -98,8 +98,8 @@ SQUARED = ("nemotron", "nemotron with biases", "arcee", "cosmos3 edge", "nanocha
 REFUSED = {
     "l1": (),
     # Whose configuration says no activation of some layers; that of others beside them.
-    "thresholds": ("mask2former", "parakeet", "timesfm", *SQUARED),
-    "annealing": ("mask2former", "parakeet", "timesfm"),
+    "thresholds": ("mask2former", "parakeet", "timesfm", "rwkv", *SQUARED),
+    "annealing": ("mask2former", "parakeet", "timesfm", "rwkv"),
     "annealing to drelu": ("opt", "mixtral", "t5 with a gate"),
 }
 CASES = [(name, how) for how in CALLBACKS for name in TINY if how != "annealing to drelu"] + [

@@ -205,7 +205,7 @@ AMONG_OTHERS = {
         }), text, 2),
     "rwkv": Tiny(
         of("RwkvForCausalLM", "RwkvConfig", {
-            "vocab_size": 97, "hidden_size": 24, "intermediate_size": 60, "num_hidden_layers": 2,
+            "vocab_size": 97, "hidden_size": 24, "intermediate_size": 60, "num_hidden_layers": 2, "use_cache": False,
         }), text, 2),
     "timesfm": Tiny(
         of("TimesFmModelForPrediction", "TimesFmConfig", {

@@ -427,6 +427,15 @@ def _classes(own: Any, parts: tuple[str, ...]) -> tuple[Any, Any]:
     def forward(self: Any, *arguments: Any, **options: Any) -> Any:
         return own.forward(_seen(self), *arguments, **options)
 
+    def state_dict(self: Any, *given: Any, **options: Any) -> Any:
+        state = own.state_dict(self, *given, **options)
+        if self._modules[CHILD].frozen:  # which has put all its parts where the first is
+            prefix = options.get("prefix", given[1] if len(given) > 1 else "")
+            for name in self._modules:
+                for key in [key for key in state if key.startswith(f"{prefix}{name}.")]:
+                    state[key] = state.pop(key)
+        return state
+
     def _load_from_state_dict(self: Any, state_dict: Any, prefix: str, *rest: Any) -> None:
         own._load_from_state_dict(self, state_dict, prefix, *rest)
         if self._modules[CHILD].frozen:
@@ -441,7 +450,7 @@ def _classes(own: Any, parts: tuple[str, ...]) -> tuple[Any, Any]:
 
     about = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
     members = {
-        "forward": forward, "_load_from_state_dict": _load_from_state_dict,
+        "forward": forward, "state_dict": state_dict, "_load_from_state_dict": _load_from_state_dict,
         "__setstate__": __setstate__, "__reduce_ex__": reduced,
     }  # fmt: skip
     seen = {name: property(partial(_stand_in, part)) for part, name in enumerate(parts) if name}
