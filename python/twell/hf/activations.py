@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from torch.nn import functional
 
 from twell import dense
 from twell.hf.kinds import Stays
+from twell.hf.unchanged import uncompiled
 
 # transformers' class for x → relu(x)² ("relu2") by name, so that the package need not be installed.
 _CLASSES = {"ReLU": "relu", "ReLUSquaredActivation": "relu_squared"}
@@ -48,9 +47,7 @@ def _tried(name: str, act: object, config: object) -> tuple[str, float] | None:
     parts = [torch.linspace(-s, s, 4001, dtype=torch.float64, device="cpu") for s in (0.1, 4, 1e4)]
     v = torch.cat([*parts, torch.tensor([*sides, *(-t for t in thresholds)], dtype=torch.float64)])
     try:
-        # Compiled ones, such as flash-linear-attention's, would be compiled for this alone.
-        dynamo = "torch._dynamo" in sys.modules
-        with torch.no_grad(), torch.compiler.set_stance("force_eager") if dynamo else nullcontext():
+        with torch.no_grad(), uncompiled():  # flash-linear-attention's are compiled
             got = act(v.clone()).double()  # type: ignore[operator]
     except Exception:  # whatever it is, it is none
         return None

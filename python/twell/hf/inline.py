@@ -25,7 +25,7 @@ from torch.nn import functional
 from twell import _attached, dense
 from twell.autograd import Trained
 from twell.hf.activations import activation_of
-from twell.hf.kinds import CHILD, Kind, Stays
+from twell.hf.kinds import CHILD, Kind
 from twell.hf.mlps import made_of
 from twell.modules import SparseFfn
 
@@ -97,32 +97,33 @@ class _Recorder(fx.proxy.GraphAppendingTracer):
 
     def part(self, name: str) -> Callable[..., Any]:
         """What stands for a child or function."""
-
-        def target(*_: Any) -> None: ...
-
+        target = _target(f"part_{name}")
         self.parts[target] = name
-        return self._node(f"part_{name}", target)
+        return partial(self._call, target)
 
-    def _node(self, name: str, target: Callable[..., Any]) -> Callable[..., Any]:
-        target.__name__ = "".join(c if c.isalnum() else "_" for c in name)
-        return lambda *arguments, **options: self.create_proxy(
-            "call_function", target, arguments, options
-        )
+    def _call(self, target: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return self.create_proxy("call_function", target, arguments, options)
 
     def past(self, name: str, linears: tuple[str, ...]) -> Callable[..., Any]:
         """What stands for a function that is not followed: it may do anything with what it is given, so it
         has to be called before the layer is."""
-
-        def target(*_: Any) -> None: ...
-
-        node = self._node(f"function_{name}", target)
+        target = _target(f"function_{name}")
 
         def call(*arguments: Any, **options: Any) -> Any:
             if any(self.parts.get(n.target) in linears for n in self.graph.nodes):
                 raise TypeError(f"{name} is called after {linears[0]}")
-            return node(*arguments, **options)
+            return self._call(target, *arguments, **options)
 
         return call
+
+
+def _target(name: str) -> Callable[..., Any]:
+    """A function to stand in the graph."""
+
+    def target(*_: Any) -> None: ...
+
+    target.__name__ = "".join(c if c.isalnum() else "_" for c in name)
+    return target
 
 
 class _Part(nn.Module):
@@ -166,7 +167,7 @@ def _follow(name: str, owner: nn.Module, kind: Kind, act: str) -> _Between:
             break
     exact = {b for b in found if _ACT not in b.steps}
     if len(exact or found) != 1 or len({b.dropout for b in found}) != 1:
-        raise _refused(kind)(f"{name}: the code of {type(owner).__name__} could not be followed: {why}")
+        raise kind.refusal(f"{name}: the code of {type(owner).__name__} could not be followed: {why}")
     return (exact or found).pop()
 
 
@@ -218,7 +219,7 @@ def _between(
         if (part := recorder.parts.get(node.target)) is not None:
             calls.setdefault(part, []).append(node)
     into, out = kind.linears
-    refused = _refused(kind)(
+    refused = kind.refusal(
         f"{name}: {type(owner).__name__} computes something else than {out}({act or 'relu'}({into}(x)))"
     )
     if any(len(calls.get(part, [])) != 1 for part in ((into, out) if kind.in_code else (into, act, out))):
@@ -250,10 +251,6 @@ def _between(
     if steps not in (_IN_CODE if kind.in_code else [(_ACT,)]):
         raise refused
     return _Between(share, steps if kind.in_code or past else ())
-
-
-def _refused(kind: Kind) -> type[ValueError]:
-    return Stays if kind.in_code or kind.shared else ValueError  # names alone may well be those of something else
 
 
 def _step(called: Any, arguments: Any, options: Any, of: Any) -> str:

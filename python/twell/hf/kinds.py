@@ -74,6 +74,11 @@ class Kind:
         return not self.acts
 
     @property
+    def refusal(self) -> type[ValueError]:
+        """Of a module that computes something else: names alone may well be those of something else."""
+        return Stays if self.in_code or self.shared else ValueError
+
+    @property
     def split(self) -> bool:
         """Whether the linear layers stand in two parts of the module, of which no layer is made."""
         return any("." in name for name in self.linears)
@@ -109,7 +114,7 @@ class Kind:
             there = all(isinstance(w, nn.Parameter) and w.dim() == 3 for w in weights)
         else:
             there = all(isinstance(w, nn.Linear if self.split else nn.Module) for w in weights)
-        if not there or (self.shared and not self._widens(module, weights)):
+        if not there or (self.shared and not self._is_among_others(module, weights)):
             return False
         if self.in_code:
             module = getattr(module, "_orig_mod", module)  # of a compiled one
@@ -122,13 +127,8 @@ class Kind:
             return False
         neurons, width = size = size_of(weights[0])
         beside = [m for m in module.children() if m is not weights[0] and _is_linear(m)]
-        return neurons >= width and not any(size_of(m) == size for m in beside)  # none is its gate
-
-    def _widens(self, module: nn.Module, weights: list[Any]) -> bool:
-        if not self._is_among_others(module, weights):
-            return False
-        neurons, width = size_of(weights[0])
-        return neurons > width
+        narrows = neurons <= width if self.shared else neurons < width
+        return not narrows and not any(size_of(m) == size for m in beside)  # none is its gate
 
     def norm(self, module: nn.Module) -> str | None:
         """The child that is an RMSNorm, if there is one; whatever it is called."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from twell import _attached, _children
-from twell.autograd import in_forward_mode
+from twell.autograd import matrix, transformed
 
 _NARROW = (torch.bfloat16, torch.float16)
 # Rows of a weight that are made float32 at a time, where no product of its dtype yields its sums.
@@ -63,7 +63,7 @@ class FloatLogits(nn.Linear):
 
 
 def _of(x: Tensor, weight: Tensor) -> Tensor:
-    if torch._C._are_functorch_transforms_active() or in_forward_mode():
+    if transformed():
         return functional.linear(x.float(), weight.float())
     y: Tensor = _Sums.apply(x, weight)
     return y
@@ -81,17 +81,13 @@ class _Sums(torch.autograd.Function):
         wanted_x, wanted_weight = ctx.needs_input_grad
         dy = dy.to(weight.dtype)
         dx = dy @ weight if wanted_x else None
-        return dx, _rows(dy).t() @ _rows(x) if wanted_weight else None
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1])
+        return dx, matrix(dy).t() @ matrix(x) if wanted_weight else None
 
 
 def _sums(x: Tensor, weight: Tensor) -> Tensor:
     if x.device.type == "cpu" and x.dtype == torch.bfloat16:
         return torch.ops.twell.linear_as_stored(x, weight.contiguous(), True)
-    rows = _rows(x)
+    rows = matrix(x)
     if x.device.type == "cuda":
         y = torch.mm(rows, weight.t(), out_dtype=torch.float32)
     else:

@@ -15,7 +15,7 @@ from twell import _attached, dense
 from twell._children import linear_of
 from twell.form import Form
 from twell.hf.activations import activation_of
-from twell.hf.kinds import KINDS, Kind, Stays, described, kind_of
+from twell.hf.kinds import KINDS, Kind, described, kind_of
 from twell.modules import Ffn, GatedFfn, SparseFfn
 
 
@@ -210,8 +210,7 @@ def _try_forward(name: str, mlp: nn.Module, kind: Kind, threshold: float = 0.0) 
     x[:, -1] *= 16
     *into, down = (children[child] for child in kind.linears)
     act_name = kind.act(mlp)
-    # Names alone may well be those of something else.
-    refused = Stays if kind.in_code else ValueError
+    refused = kind.refusal
     with torch.no_grad():
         pre = [linear(x) for linear in into]  # type: ignore[misc]
         g, *u = pre[0].chunk(2, dim=-1) if kind.fused else pre

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,15 +19,18 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
     states of random numbers. Meanwhile compiled code runs uncompiled."""
     back = [*map(_state_of, _objects(model)), *_tensors(model), *_numbers()]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    # What was compiled before would not call hooks.
-    dynamo = "torch._dynamo" in sys.modules
-    eager = torch.compiler.set_stance("force_eager") if dynamo else nullcontext()
     try:
-        with torch.random.fork_rng(devices), eager:
+        with torch.random.fork_rng(devices), uncompiled():  # what was compiled would not call hooks
             yield
     finally:
         for each in back:
             each()
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Compiled code runs uncompiled, and is not compiled for this alone. Without the compiler there is none, and
+    asking for it would take a second."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _objects(model: nn.Module) -> Iterator[Any]:
